@@ -1,0 +1,3 @@
+"""Audit LLM serving engines for cache-history sensitivity."""
+
+__version__ = "0.1.0"

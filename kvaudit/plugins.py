@@ -1,0 +1,120 @@
+"""Names of policies, engines, trace formats and reports, and how each is loaded: late, and by name.
+
+A family member is one line in a table here; from outside, one entry point in `kvaudit.<family>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from kvaudit.errors import PluginError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """`target` is `module:attribute`; `summary` the one line that listings show; `needs` what it needs to work."""
+
+    name: str
+    target: str
+    summary: str
+    needs: str = ""
+
+
+def _table(*plugins: Plugin) -> Mapping[str, Plugin]:
+    return MappingProxyType({plugin.name: plugin for plugin in plugins})
+
+
+BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
+    {
+        "policies": _table(
+            Plugin(
+                "token-topk",
+                "kvaudit.policies.tokens:TokenTopK",
+                "the k tokens whose keys deviate most (LMCache's CacheBlend)",
+                "key deviation",
+            ),
+            Plugin(
+                "single-window",
+                "kvaudit.policies.spans:SingleWindow",
+                "the window of k neighbouring tokens with the largest deviation",
+                "key deviation",
+            ),
+            Plugin(
+                "fixed-chunk",
+                "kvaudit.policies.spans:FixedChunk",
+                "equal spans across document borders, by mean deviation",
+                "key deviation",
+            ),
+            Plugin(
+                "random-document",
+                "kvaudit.policies.spans:RandomDocument",
+                "whole documents in a seeded random order",
+                "document segments",
+            ),
+            Plugin(
+                "document-aligned",
+                "kvaudit.policies.spans:DocumentAligned",
+                "whole documents, by mean deviation",
+                "key deviation, document segments",
+            ),
+            Plugin("none", "kvaudit.policies.bounds:ReuseAll", "recompute nothing: reuse as it is", "nothing"),
+            Plugin("all", "kvaudit.policies.bounds:RecomputeAll", "recompute every reusable token", "nothing"),
+        ),
+        "engines": _table(
+            Plugin(
+                "embedded",
+                "kvaudit.engines.embedded:open_engine",
+                "kvaudit's own selective recomputation in torch, on the CPU or CUDA (the default)",
+                "Llama, Mistral, Qwen2 or Qwen3 weights",
+            ),
+        ),
+        "traces": _table(
+            Plugin(
+                "kvaudit",
+                "kvaudit.traces.native:read",
+                "kvaudit's own JSON lines, segments written once",
+                "",
+            ),
+            Plugin("messages", "kvaudit.traces.messages:read", 'plain {"messages": [...]} JSON lines', ""),
+        ),
+        "reports": _table(
+            Plugin("terminal", "kvaudit.reports.terminal:render", "tables for people, at a terminal or piped", ""),
+            Plugin("json", "kvaudit.reports.json:render", "the same audit as data", ""),
+        ),
+    }
+)
+
+
+def available(family: str) -> dict[str, Plugin]:
+    """Every plug-in of a family by name: the built-in ones, then those that installed packages bring."""
+    found = dict(BUILT_IN[family])
+    for point in entry_points(group=f"kvaudit.{family}"):
+        found.setdefault(point.name, Plugin(point.name, point.value, f"from {point.value}"))
+    return found
+
+
+def load(family: str, name: str) -> Callable[..., Any]:
+    """The object behind a name.
+
+    Raises UsageError for an unknown name and PluginError, naming the plug-in, for one that cannot be loaded.
+    """
+    known = available(family)
+    if name not in known:
+        raise UsageError(f"unknown {_singular(family)} {name!r}", f"known: {', '.join(known)}")
+    module, _, attribute = known[name].target.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:
+        raise PluginError(
+            f"{_singular(family)} {name!r} ({known[name].target}) cannot be loaded: {error}",
+            "install what it needs or take it out",
+        ) from error
+
+
+def _singular(family: str) -> str:
+    return {"policies": "policy", "engines": "engine", "traces": "trace format", "reports": "report"}[family]

@@ -1,0 +1,227 @@
+"""The nouns that the stages of an audit hand to each other.
+
+Frozen, and free of torch, files and formats: a trace becomes prompts, prompts are served in arms,
+every serve is an observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Control = Literal["none", "reset", "repeat"]
+"""`none`: history is kept. `reset`: the cache is emptied before each request. `repeat`: once more from empty."""
+
+Part = Literal["prelude", "request"]
+
+FULL_PREFILL = "full-prefill"
+CHRONOLOGICAL = "chronological"
+REVERSED = "reversed"
+SEPARATOR = "separator"
+GLUE = "glue"
+GAP_KINDS = frozenset({SEPARATOR, GLUE})
+"""Segment kinds that stand between chunks: separators and what a chat template puts around messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of prompt text with one origin. Equal `content_id` means equal content.
+
+    `kind` is one of instruction, document, message, tool-result, query, separator, glue.
+    `role` is set for chat messages. `token_ids`, when a trace carries them, replace the tokenizer.
+    """
+
+    kind: str
+    content_id: str
+    text: str
+    role: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a trace, with the prompts that are served before it and belong to it.
+
+    With `chat`, segments are messages and the model's own chat template is put around them.
+    `expected` is the right answer where the trace knows one. `line` is where the trace file holds it.
+    """
+
+    request_id: str
+    ordinal: int
+    segments: tuple[Segment, ...]
+    prelude: tuple[tuple[Segment, ...], ...] = ()
+    session: str | None = None
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    chat: bool = False
+    expected: str | None = None
+    timestamp: float | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the order in which they really came. `digest` is SHA-256 over what is replayed."""
+
+    requests: tuple[Request, ...]
+    digest: str
+    source: str
+    header: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSegment:
+    """A segment as the half-open range [start, end) of prompt positions; `content_id` hashes its token ids."""
+
+    kind: str
+    content_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What an engine is given: token ids, tiled by segments."""
+
+    token_ids: tuple[int, ...]
+    segments: tuple[PromptSegment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Greedy decoding with a token limit and stop strings (the stop text is not part of the answer)."""
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A permutation of a trace's requests: `permutation[i]` is the ordinal served at position i."""
+
+    name: str
+    seed: int | None
+    permutation: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One run over the trace that begins with an empty cache and shares state with no other."""
+
+    policy: str
+    order: Order
+    control: Control
+
+    @property
+    def arm_id(self) -> str:
+        return f"{self.policy}.{self.order.name}" + ("" if self.control == "none" else f".{self.control}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A full-prefill answer, and what is needed to hold another run against it.
+
+    `generated_ids` are all T tokens that greedy decoding produced, a stop or end token included.
+    `top_ids` and `top_logprobs` give, per generated token, the C likeliest token ids and their natural
+    log-probabilities (T rows of C, likeliest first); empty where an engine shows none.
+    """
+
+    generated_ids: tuple[int, ...]
+    top_ids: Sequence[Sequence[int]] = ()
+    top_logprobs: Sequence[Sequence[float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The reusable positions that a policy recomputed.
+
+    `spans` are maximal runs [start, end) of prompt positions, `deviation` the summed token deviation in each
+    (float32 squared L2 distance of keys over all KV heads), `total_deviation` the sum over all reusable tokens.
+    """
+
+    layer: int
+    spans: tuple[tuple[int, int], ...]
+    deviation: tuple[float, ...]
+    total_deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a reused segment's cached KV came from (the ledger's answer, DESIGN 5).
+
+    `segment` indexes the prompt's segments, positions are those of its first token. Context hashes cover the
+    token ids before it. `computed_over` names the entries before it in the prompt that wrote it, each as
+    `content_id@write_ordinal`.
+    """
+
+    segment: int
+    content_id: str
+    writer_request_id: str
+    writer_part: Part
+    write_ordinal: int
+    old_position: int
+    new_position: int
+    context_hash_written: str
+    context_hash_now: str
+    computed_over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A cache entry that made room for another."""
+
+    content_id: str
+    write_ordinal: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine says about one prompt that it served. Times in milliseconds, None where unknown.
+
+    `reused_tokens` were loaded from entries that existed before this prompt came; `reusable_tokens` is N, what the
+    policy could choose from; `recomputed_tokens` is how many of them it chose; `budget_k` what it had to choose.
+    `kl` is the mean over the reference answer's tokens of KL(full prefill || this run) in nats,
+    `reference_logprob` the summed log-probability of that answer in this run, `margin` the difference of the two
+    best logits where the answer first leaves the reference (else the smallest margin along it).
+    """
+
+    answer_ids: tuple[int, ...]
+    answer_text: str
+    finish_reason: str
+    prompt_tokens: int
+    ttft_ms: float | None = None
+    total_ms: float | None = None
+    reused_tokens: int = 0
+    reusable_tokens: int = 0
+    recomputed_tokens: int = 0
+    budget_k: int = 0
+    selection: Selection | None = None
+    provenance: tuple[Provenance, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    kl: float | None = None
+    reference_logprob: float | None = None
+    margin: float | None = None
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """What an engine reports of its cache. None where it cannot say."""
+
+    entries: int | None
+    size_bytes: int | None
+
+
+def runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Maximal runs [start, end) of neighbouring positions; `positions` ascending and distinct."""
+    start = previous = None
+    for position in positions:
+        if previous is None or position != previous + 1:
+            if start is not None and previous is not None:
+                yield start, previous + 1
+            start = position
+        previous = position
+    if start is not None and previous is not None:
+        yield start, previous + 1

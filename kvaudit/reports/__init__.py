@@ -1,0 +1,1 @@
+"""Reports: one file a format, each rendering the same Audit."""
