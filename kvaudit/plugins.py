@@ -5,7 +5,7 @@ A family member is one line in a table here; from outside, one entry point in `k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -98,7 +98,7 @@ def available(family: str) -> dict[str, Plugin]:
     return found
 
 
-def load(family: str, name: str) -> Callable[..., Any]:
+def load(family: str, name: str) -> Any:
     """The object behind a name.
 
     Raises UsageError for an unknown name and PluginError, naming the plug-in, for one that cannot be loaded.

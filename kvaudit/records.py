@@ -151,8 +151,7 @@ class Provenance:
     """Where a reused segment's cached KV came from (the ledger's answer, DESIGN 5).
 
     `segment` indexes the prompt's segments, positions are those of its first token. Context hashes cover the
-    token ids before it. `computed_over` names the entries before it in the prompt that wrote it, each as
-    `content_id@write_ordinal`.
+    token ids before it. `write_ordinal` names the write (`Write`) that made the entry.
     """
 
     segment: int
@@ -164,7 +163,22 @@ class Provenance:
     new_position: int
     context_hash_written: str
     context_hash_now: str
-    computed_over: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One cache entry as it was written. `write_ordinal` counts writes since the last reset.
+
+    `computed_over` holds the write ordinals of the entries that stood before it in the prompt that wrote it.
+    """
+
+    content_id: str
+    write_ordinal: int
+    position: int
+    tokens: int
+    context_hash: str
+    computed_over: tuple[int, ...]
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +213,7 @@ class Served:
     budget_k: int = 0
     selection: Selection | None = None
     provenance: tuple[Provenance, ...] = ()
+    writes: tuple[Write, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     kl: float | None = None
     reference_logprob: float | None = None

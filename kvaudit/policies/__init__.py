@@ -59,7 +59,7 @@ class SelectionContext:
 
 
 class Policy(Protocol):
-    """`budget` turns N reusable tokens and the recompute ratio into k; `select` returns exactly k distinct positions."""
+    """`budget` turns N reusable tokens and the recompute ratio into k; `select` returns k distinct positions."""
 
     @property
     def name(self) -> str: ...
