@@ -72,6 +72,7 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 "kvaudit's own selective recomputation in torch, on the CPU or CUDA (the default)",
                 "Llama, Mistral, Qwen2 or Qwen3 weights",
             ),
+            Plugin("scripted", "kvaudit.engines.scripted:open_engine", "for tests: planted faults", "nothing"),
         ),
         "traces": _table(
             Plugin(

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from kvaudit.policies import Policy
 from kvaudit.records import CacheState, Part, Prompt, Reference, Sampling, Served
+
+if TYPE_CHECKING:
+    from kvaudit.policies import Policy
 
 Mask = Literal["exact", "bottom-right"]
 Gap = Literal["recompute", "zero", "store"]
@@ -61,12 +63,16 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do. `max_prompt_tokens` counts prompt and answer; None where it cannot say."""
+    """What an engine can do. `max_prompt_tokens` counts prompt and answer; token ids lie in [0, vocabulary_size).
+
+    Both are None where the engine cannot say.
+    """
 
     policies: bool
     provenance: bool
     reference_logprobs: bool
     max_prompt_tokens: int | None
+    vocabulary_size: int | None = None
 
 
 class Tokenizer(Protocol):

@@ -1,0 +1,141 @@
+"""What reuse cost and saved: observations to figures about time, budget, selection and damage short of a flipped
+answer (DESIGN 3, Measures).
+
+| metric | a row is | value, low and high |
+| --- | --- | --- |
+| ttft_median, ttft_p95 | policy | time to first token over all orders, milliseconds |
+| ttft_speedup | policy | median over requests of full prefill's TTFT over this policy's |
+| kl_mean, kl_median | policy, order, control | KL divergence from full prefill, nats a token |
+| reference_logprob_mean, _median | policy, order, control | log-probability of the full-prefill answer, nats |
+| fragmentation | policy, order, control | median number of recomputed runs, quartiles |
+| captured_deviation | policy, order, control | median share of the deviation that was recomputed, quartiles |
+| recomputed_tokens, budget_tokens | policy, order, control | totals |
+| budget_mismatches | policy, order, control | requests whose realised count is not the budget |
+| reuse_share | policy, order, control | reused tokens over prompt tokens |
+| recomputed_equal | order, control | 1 when all policies recomputed the same total, 0 when not; n policies |
+
+The first request of every arm is warm-up and left out of TTFT. `recomputed_equal` leaves out policies that recompute
+nothing, or everything, by their own budget, and orders in which some policy answered fewer requests than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kvaudit.compare import Grid
+from kvaudit.figures import Figure
+from kvaudit.records import FULL_PREFILL
+from kvaudit.stats import Floats
+
+COLUMNS = (
+    "kl",
+    "reference_logprob",
+    "fragmentation",
+    "captured_deviation",
+    "recomputed_tokens",
+    "budget_k",
+    "reused_tokens",
+    "reusable_tokens",
+    "prompt_tokens",
+)
+
+
+class Budget(NamedTuple):
+    """Totals over the n requests of one arm."""
+
+    n: int
+    recomputed: float
+    budget: float
+    reusable: float
+
+
+def cost_figures(grid: Grid) -> tuple[Figure, ...]:
+    """Every figure about time, selections and budgets."""
+    figures = [*_ttft(grid)]
+    budgets: dict[tuple[str, str], list[Budget]] = {}
+    for arm, planned in enumerate(grid.arms):
+        if planned.policy == FULL_PREFILL or planned.control == "repeat":
+            continue
+        columns = grid.columns(COLUMNS, arm)
+        place = (planned.policy, planned.order, planned.control)
+        figures += _damage(columns, place)
+        figures += _selection(columns, place)
+        figures += _tokens(columns, place)
+        if not np.isnan(columns["recomputed_tokens"]).all():
+            n = int((~np.isnan(columns["recomputed_tokens"])).sum())
+            totals = (float(np.nansum(columns[name])) for name in ("recomputed_tokens", "budget_k", "reusable_tokens"))
+            budgets.setdefault(place[1:], []).append(Budget(n, *totals))
+    figures += _equal_over_policies(budgets)
+    return tuple(figures)
+
+
+def _ttft(grid: Grid) -> Iterator[Figure]:
+    if grid.reference is None:
+        return
+    full = _warm_ttft(grid, grid.reference)
+    for policy in (FULL_PREFILL, *grid.policies):
+        arms = (grid.reference,) if policy == FULL_PREFILL else grid.find(policy)
+        times = np.array([_warm_ttft(grid, arm) for arm in arms]).reshape(len(arms), len(full))
+        known = times[~np.isnan(times)]
+        if not len(known):
+            continue
+        control = "none"
+        yield Figure("ttft_median", policy, control=control, value=float(np.median(known)), n=len(known))
+        yield Figure("ttft_p95", policy, control=control, value=float(np.quantile(known, 0.95)), n=len(known))
+        ratios = (full / np.where(times > 0, times, np.nan)).ravel()
+        ratios = ratios[~np.isnan(ratios)]
+        if len(ratios):
+            yield Figure("ttft_speedup", policy, control=control, value=float(np.median(ratios)), n=len(ratios))
+
+
+def _warm_ttft(grid: Grid, arm: int) -> Floats:
+    columns = grid.columns(("ttft_ms", "position"), arm)
+    return np.where(columns["position"] == 0, np.nan, columns["ttft_ms"])
+
+
+def _damage(columns: dict[str, Floats], place: tuple[str, str, str]) -> Iterator[Figure]:
+    for name in ("kl", "reference_logprob"):
+        known = columns[name][np.isfinite(columns[name])]
+        if len(known):
+            yield Figure(f"{name}_mean", *place, value=float(known.mean()), n=len(known))
+            yield Figure(f"{name}_median", *place, value=float(np.median(known)), n=len(known))
+
+
+def _selection(columns: dict[str, Floats], place: tuple[str, str, str]) -> Iterator[Figure]:
+    for name in ("fragmentation", "captured_deviation"):
+        known = columns[name][~np.isnan(columns[name]) & (columns["reusable_tokens"] != 0)]
+        if len(known):
+            low, middle, high = (float(value) for value in np.quantile(known, (0.25, 0.5, 0.75)))
+            yield Figure(name, *place, value=middle, low=low, high=high, n=len(known), test="quartiles")
+
+
+def _tokens(columns: dict[str, Floats], place: tuple[str, str, str]) -> Iterator[Figure]:
+    for metric, name in (("recomputed_tokens", "recomputed_tokens"), ("budget_tokens", "budget_k")):
+        known = columns[name][~np.isnan(columns[name])]
+        if len(known):
+            yield Figure(metric, *place, value=float(known.sum()), n=len(known))
+    realised, budget = columns["recomputed_tokens"], columns["budget_k"]
+    both = ~np.isnan(realised) & ~np.isnan(budget)
+    if both.any():
+        mismatches = float((realised[both] != budget[both]).sum())
+        yield Figure("budget_mismatches", *place, value=mismatches, n=int(both.sum()))
+    reused, prompt = columns["reused_tokens"], columns["prompt_tokens"]
+    known_reuse = ~np.isnan(reused) & ~np.isnan(prompt)
+    if prompt[known_reuse].sum() > 0:
+        share = float(reused[known_reuse].sum() / prompt[known_reuse].sum())
+        yield Figure("reuse_share", *place, value=share, n=int(known_reuse.sum()))
+
+
+def _equal_over_policies(budgets: dict[tuple[str, str], list[Budget]]) -> Iterator[Figure]:
+    for (order, control), totals in budgets.items():
+        compared = [total for total in totals if _is_partial(total)]
+        if len(compared) > 1 and len({total.n for total in compared}) == 1:
+            equal = len({total.recomputed for total in compared}) == 1
+            yield Figure("recomputed_equal", None, order, control, value=float(equal), n=len(compared))
+
+
+def _is_partial(total: Budget) -> bool:
+    return 0 < total.budget < total.reusable or total.reusable == 0 < total.budget

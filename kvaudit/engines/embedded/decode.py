@@ -1,0 +1,129 @@
+"""Greedy decoding, and holding an answer against the full-prefill answer in one teacher-forced pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvaudit.engines import Tokenizer
+from kvaudit.records import Reference, Sampling
+
+TOP_LOGPROBS = 1024
+"""Likeliest tokens kept per answer token of a reference: KL takes them one by one and all others as one event."""
+
+NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 1.0}
+"""Logit margins below which one pass and step-by-step decoding might choose differently, by rounding alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What greedy decoding produced. `generated` includes a stop or end token, `token_ids` and `text` do not."""
+
+    generated: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+
+
+@dataclass(slots=True)
+class Ending:
+    """Decides, token by token, whether an answer has ended: an end token, a stop string, or the limit."""
+
+    tokenizer: Tokenizer
+    sampling: Sampling
+    end_ids: frozenset[int]
+    generated: list[int] = field(default_factory=list)
+    answer: Answer | None = None
+
+    def push(self, token_id: int) -> bool:
+        self.generated.append(token_id)
+        kept = self.generated[:-1] if token_id in self.end_ids else self.generated
+        text = self.tokenizer.decode(kept)
+        cut = min((at for at in map(text.find, self.sampling.stop) if at >= 0), default=None)
+        if cut is not None:
+            self._end(self._wholly_before(cut, kept), text[:cut], "stop")
+        elif token_id in self.end_ids:
+            self._end(kept, text, "stop")
+        elif len(self.generated) >= self.sampling.max_tokens:
+            self._end(kept, text, "length")
+        return self.answer is not None
+
+    def _end(self, kept: Sequence[int], text: str, reason: str) -> None:
+        self.answer = Answer(tuple(self.generated), tuple(kept), text, reason)
+
+    def _wholly_before(self, cut: int, kept: list[int]) -> list[int]:
+        """The tokens whose text ends at or before character `cut`."""
+        count = len(kept)
+        while count and len(self.tokenizer.decode(kept[:count])) > cut:
+            count -= 1
+        return kept[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A run held against a reference answer of T tokens, teacher-forced.
+
+    `choices` int64 [T] are the run's own greedy tokens, `margins` float64 [T] the differences of its two best logits,
+    `kl` the mean KL(reference || run) in nats or None, `logprob` the summed log-probability of the answer.
+    """
+
+    choices: np.ndarray
+    margins: np.ndarray
+    kl: float | None
+    logprob: float
+
+
+def greedy(first: Tensor, ending: Ending, step: Callable[[int, int], Tensor]) -> tuple[Answer, list[Tensor]]:
+    """Decode from the prompt's logits [V]. `step(token, i)` computes the i-th answer token and returns its logits."""
+    rows = [first]
+    while not ending.push(int(rows[-1].argmax())):
+        rows.append(step(ending.generated[-1], len(ending.generated) - 1))
+    assert ending.answer is not None
+    return ending.answer, rows
+
+
+def margins_of(logits: Tensor) -> np.ndarray:
+    """Difference of the two best logits per row, float64 [T]."""
+    best = logits.topk(2, -1).values.double()
+    return (best[:, 0] - best[:, 1]).cpu().numpy()
+
+
+def reference_of(answer: Answer, rows: Sequence[Tensor]) -> Reference:
+    """The reference of a full-prefill answer from the logits [V] of its T steps."""
+    logprobs = torch.stack(list(rows)).log_softmax(-1)
+    top = logprobs.topk(min(TOP_LOGPROBS, logprobs.shape[-1]), -1)
+    return Reference(
+        answer.generated,
+        top.indices.to(torch.int32).cpu().numpy(),  # type: ignore[arg-type]
+        top.values.cpu().numpy(),  # type: ignore[arg-type]
+    )
+
+
+def check(logits: Tensor, reference: Reference) -> Check:
+    """Hold teacher-forced logits [T, V] against the reference."""
+    logprobs = logits.log_softmax(-1)
+    forced = torch.tensor(reference.generated_ids, device=logits.device)
+    own = logprobs.gather(1, forced[:, None])
+    kl = None
+    if len(reference.top_ids):
+        ids = torch.as_tensor(np.asarray(reference.top_ids), dtype=torch.long, device=logits.device)
+        expected = np.asarray(reference.top_logprobs, dtype=np.float64)
+        kl = coarse_kl(expected, logprobs.gather(1, ids).double().cpu().numpy())
+    return Check(logits.argmax(-1).cpu().numpy(), margins_of(logits), kl, float(own.double().sum()))
+
+
+def coarse_kl(expected: np.ndarray, observed: np.ndarray) -> float:
+    """Mean over T rows of the KL divergence in nats over C tokens and one event for all the rest.
+
+    Both are float64 [T, C] log-probabilities of the same tokens. Merging events never enlarges a KL divergence, so
+    this is a lower bound of the exact one.
+    """
+    p, q = np.exp(expected), np.exp(observed)
+    rest_p = np.clip(1 - p.sum(1), 1e-12, None)
+    rest_q = np.clip(1 - q.sum(1), 1e-12, None)
+    per_row = (p * (expected - observed)).sum(1) + rest_p * (np.log(rest_p) - np.log(rest_q))
+    return max(0.0, float(per_row.mean()))

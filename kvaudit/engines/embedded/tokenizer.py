@@ -1,0 +1,155 @@
+"""A model's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from kvaudit.engines.embedded.gguf_file import parsed_once
+from kvaudit.engines.embedded.models import ModelFiles
+from kvaudit.engines.embedded.quiet import first_line, quietly
+from kvaudit.errors import TraceError, UsageError
+
+Piece = tuple[int | None, str]
+
+TEMPLATE_DATE = datetime(2024, 7, 26)
+"""The day that templates see as today (Llama's own default), so that a prompt is the same on every day."""
+
+
+class ModelTokenizer:
+    """The `Tokenizer` of an engine over a transformers tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UsageError(f"tokenizer {type(tokenizer).__name__} is not supported", "a tokenizer.json is needed")
+        self._tokenizer = tokenizer
+        template = orjson.dumps(tokenizer.chat_template, option=orjson.OPT_SORT_KEYS)
+        self._digest = hashlib.sha256(backend.to_str().encode() + b"\0" + template).hexdigest()
+        self._leading_ids = self._put_before("a")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the serialised tokenizer and its chat template."""
+        return self._digest
+
+    @property
+    def leading_ids(self) -> tuple[int, ...]:
+        return self._leading_ids
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The id that ends an answer, as the tokenizer has it."""
+        end = self._tokenizer.eos_token_id
+        return frozenset() if end is None else frozenset([end])
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def chat(self, messages: Sequence[tuple[str, str]]) -> list[Piece]:
+        """(index of the message or None for template glue, text) for (role, content) messages.
+
+        The texts, concatenated, are what the model's template renders with a generation prompt; pieces without
+        text are left out. Raises UsageError without a template, TraceError, naming the message, where the template
+        refuses the messages or changes a content by more than the white space around it.
+        """
+        if not self._tokenizer.chat_template:
+            raise UsageError("the model has no chat template", "use a trace of plain segments instead of messages")
+        rendered = self._rendered(messages)
+        marker = _absent_marker(messages)
+        marks = [f"{marker}{index}{marker}" for index in range(len(messages))]
+        marked = self._rendered([(role, mark) for (role, _), mark in zip(messages, marks, strict=True)])
+        return _pieces(rendered, _glue(marked, marks), [content for _, content in messages])
+
+    def _rendered(self, messages: Sequence[tuple[str, str]]) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [{"role": role, "content": content} for role, content in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+                strftime_now=TEMPLATE_DATE.strftime,
+            )
+        except (TemplateError, ValueError, TypeError, LookupError) as error:
+            raise TraceError(f"the model's chat template refuses the messages: {first_line(error)}") from error
+        return text
+
+    def _put_before(self, text: str) -> tuple[int, ...]:
+        plain = self.encode(text)
+        full: list[int] = self._tokenizer.encode(text, add_special_tokens=True, verbose=False)
+        for start in range(len(full) - len(plain) + 1):
+            if full[start : start + len(plain)] == plain:
+                return tuple(full[:start])
+        raise UsageError("the tokenizer changes a text when it adds special tokens", "this is not supported")
+
+
+def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
+    """The tokenizer beside a model's weights, or the one in its GGUF file. Raises EngineError for a damaged one."""
+    with quietly(f"tokenizer of model {files.name!r}"), parsed_once():
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                files.folder, gguf_file=files.gguf_file, local_files_only=True, trust_remote_code=False
+            )
+        except OSError as error:
+            raise UsageError(
+                f"model {files.name!r}: no tokenizer in {files.folder}", "a tokenizer.json is needed beside the weights"
+            ) from error
+        return ModelTokenizer(tokenizer)
+
+
+def _absent_marker(messages: Sequence[tuple[str, str]]) -> str:
+    marker = "kvaudit-message-"
+    while any(marker in content for _, content in messages):
+        marker += "x-"
+    return marker
+
+
+def _glue(marked: str, marks: Sequence[str]) -> list[str]:
+    """What the template puts before each message and after the last."""
+    glue = []
+    for index, mark in enumerate(marks):
+        before, found, marked = marked.partition(mark)
+        if not found:
+            raise _changed(index)
+        glue.append(before)
+    return [*glue, marked]
+
+
+def _pieces(rendered: str, glue: Sequence[str], contents: Sequence[str]) -> list[Piece]:
+    pieces: list[Piece] = [(None, glue[0])]
+    if not rendered.startswith(glue[0]):
+        raise _changed(0)
+    position = len(glue[0])
+    for index, content in enumerate(contents):
+        after = glue[index + 1]
+        for kept in (content, content.rstrip(), content.lstrip(), content.strip()):
+            if rendered.startswith(kept + after, position):
+                break
+        else:
+            raise _changed(index)
+        pieces += [(index, kept), (None, after)]
+        position += len(kept) + len(after)
+    if position != len(rendered):
+        raise _changed(len(contents) - 1)
+    return [(index, text) for index, text in pieces if text]
+
+
+def _changed(index: int) -> TraceError:
+    return TraceError(
+        f"message {index} is changed by the model's chat template",
+        "what stands in the prompt is not what the trace holds; use a trace of plain segments",
+    )

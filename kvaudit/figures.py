@@ -1,0 +1,310 @@
+"""What an audit's answers come to: comparisons to figures, each a row of the `summary` table (DESIGN 3, Measures).
+
+| metric | a row is | value, interval |
+| --- | --- | --- |
+| fidelity | policy, order, control | share of answers equal to full prefill's, Wilson |
+| accuracy | policy, order, control | share of answers equal to the trace's expected answer, Wilson |
+| edit_distance | policy, order, control | mean edit distance of the answers that differ from full prefill's |
+| answer_variation | policy | mean over requests of the share of order pairs that differ, bootstrap |
+| flipped_requests | policy | share of requests with any two orders that differ, Wilson |
+| smallest_variation | policy | smallest share of affected requests that would have shown with 95 % probability |
+| repeat_disagreement | policy | share of answers that the repeat control did not reproduce, Wilson |
+| noise_floor | full prefill | share of full-prefill answers that a second run did not reproduce, Wilson |
+| chance_of_reproducing | policy | p-value: the repeat agrees by luck (stats.chance_of_reproducing) |
+| variation_difference | policy `a - b` | difference of answer variation, bootstrap |
+| fidelity_difference | policy `a - b`, order, control | difference of fidelity, bootstrap; exact McNemar, Holm |
+| cochran_policies | order, control | Cochran's Q over three or more policies, Holm |
+| order_difference | policy, order `a - b` | difference of fidelity, bootstrap; exact McNemar, Holm |
+| cochran_orders | policy | Cochran's Q over three or more orders, Holm |
+| history_loss | policy, order | fidelity under reset minus fidelity in this order, bootstrap; exact McNemar, Holm |
+
+The Holm family of a p-value is every row of its metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import combinations
+from typing import NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvaudit import stats
+from kvaudit.compare import NO_ROW, NOT_COMPARABLE, Grid, Integers, Kind, Pair
+from kvaudit.records import FULL_PREFILL
+from kvaudit.schema import TABLES
+from kvaudit.stats import Estimate, Flags, Floats
+
+CONTENT_KINDS = ("document", "message", "tool-result")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the summary. `discordant`: on how many requests only the first, and only the second, was right."""
+
+    metric: str
+    policy: str | None = None
+    order: str | None = None
+    control: str | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    test: str | None = None
+    p_value: float | None = None
+    p_adjusted: float | None = None
+    discordant: tuple[int, int] | None = None
+
+
+class Contrast(NamedTuple):
+    """Two conditions on the same requests; int8 [R] each, 1 right, 0 wrong, -1 not comparable."""
+
+    figure: Figure
+    first: np.ndarray[tuple[int], np.dtype[np.int8]]
+    second: np.ndarray[tuple[int], np.dtype[np.int8]]
+
+
+def answer_figures(grid: Grid, pairs: Sequence[Pair], requests: pa.Table, seed: int) -> tuple[Figure, ...]:
+    """Every figure about answers. `seed` seeds the bootstrap."""
+    block = stats.block_length(stream_overlap(requests), len(grid.request_ids))
+    reference = {pair.right: pair for pair in pairs if pair.kind == "reference"}
+    return (
+        *_fidelity(grid, reference),
+        *_accuracy(grid, requests),
+        *_variation(grid, pairs, block, seed),
+        *_reproduction(grid, pairs),
+        *_contrasted(list(_policy_contrasts(grid, reference)), block, seed),
+        *_adjusted(_cochran_policies(grid, reference)),
+        *_contrasted(list(_order_contrasts(grid, reference)), block, seed),
+        *_adjusted(_cochran_orders(grid, reference)),
+        *_contrasted(list(_history_contrasts(grid, reference)), block, seed),
+    )
+
+
+def summary_table(figures: Sequence[Figure]) -> pa.Table:
+    """The `summary` table."""
+    schema = TABLES["summary"]
+    columns = (
+        zip(*(astuple(figure)[: len(schema)] for figure in figures), strict=True) if figures else [()] * len(schema)
+    )
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def select(
+    figures: Iterable[Figure],
+    metric: str,
+    policy: str | None = None,
+    order: str | None = None,
+    control: str | None = None,
+) -> list[Figure]:
+    """The figures of a metric, in order; None matches anything."""
+    return [
+        figure
+        for figure in figures
+        if figure.metric == metric
+        and policy in (None, figure.policy)
+        and order in (None, figure.order)
+        and control in (None, figure.control)
+    ]
+
+
+def stream_overlap(requests: pa.Table) -> int:
+    """How many successive requests share content: the median over documents, messages and tool results of the
+    stretch of the stream from the first request that holds one to the last.
+    """
+    segments = requests["segments"].combine_chunks()
+    if isinstance(segments, pa.ChunkedArray):
+        segments = pa.concat_arrays(segments.chunks) if segments.num_chunks else pa.array([], segments.type)
+    parts = pc.list_flatten(segments)
+    if len(parts) == 0:
+        return 1
+    kept = pc.is_in(parts.field("kind"), value_set=pa.array(CONTENT_KINDS)).to_numpy(zero_copy_only=False)
+    if not kept.any():
+        return 1
+    stream_position = np.argsort(np.argsort(requests["ordinal"].to_numpy()))
+    holder = stream_position[pc.list_parent_indices(segments).to_numpy()[kept]]
+    content = parts.field("content_id").filter(pa.array(kept)).dictionary_encode().indices.to_numpy()
+    first = np.full(content.max() + 1, len(requests), np.int64)
+    last = np.full(content.max() + 1, -1, np.int64)
+    np.minimum.at(first, content, holder)
+    np.maximum.at(last, content, holder)
+    return int(np.median(last - first + 1))
+
+
+def variation_by_request(grid: Grid, pairs: Sequence[Pair], policy: str) -> Floats:
+    """Per request the share of comparable order pairs with different answers: float64 [R], NaN where none compares."""
+    mine = [pair for pair in pairs if pair.kind == "orders" and pair.policy == policy]
+    differing, comparable = np.zeros((2, len(grid.request_ids)))
+    for pair in mine:
+        differing += pair.differs
+        comparable += pair.comparable
+    return np.where(comparable > 0, differing / np.maximum(comparable, 1), np.nan)
+
+
+def _estimated(figure: Figure, estimate: Estimate | None) -> Figure:
+    if estimate is None:
+        return replace(figure, n=0)
+    return replace(
+        figure, value=estimate.value, low=estimate.low, high=estimate.high, n=estimate.n, test=estimate.method
+    )
+
+
+def _arm_figure(grid: Grid, metric: str, arm: int) -> Figure:
+    planned = grid.arms[arm]
+    return Figure(metric, planned.policy, planned.order, planned.control)
+
+
+def _fidelity(grid: Grid, reference: dict[int, Pair]) -> Iterator[Figure]:
+    for arm, pair in reference.items():
+        right, n = int((pair.agreement == 1).sum()), int(pair.comparable.sum())
+        yield _estimated(_arm_figure(grid, "fidelity", arm), stats.wilson(right, n))
+    for arm, pair in reference.items():
+        distances = pair.distance[pair.differs & (pair.distance >= 0)]
+        mean = float(distances.mean()) if len(distances) else None
+        yield replace(_arm_figure(grid, "edit_distance", arm), value=mean, n=len(distances))
+
+
+def _accuracy(grid: Grid, requests: pa.Table) -> Iterator[Figure]:
+    by_stream = requests.select(["ordinal", "expected"]).sort_by("ordinal")
+    expected = pc.utf8_trim_whitespace(by_stream["expected"].combine_chunks().cast(pa.large_string()))
+    if expected.null_count == len(expected):
+        return
+    answers = pc.utf8_trim_whitespace(grid.texts)
+    for arm, rows in enumerate(grid.rows):
+        codes = np.where(rows == NO_ROW, -1, grid.text_codes[rows])
+        codes[(rows != NO_ROW) & grid.failed[rows]] = -1
+        right = pc.equal(answers.take(pa.array(codes, mask=codes < 0)), expected)
+        judged = len(right) - right.null_count
+        if judged:
+            yield _estimated(_arm_figure(grid, "accuracy", arm), stats.wilson(cast(int, pc.sum(right).as_py()), judged))
+
+
+def _variation(grid: Grid, pairs: Sequence[Pair], block: int, seed: int) -> Iterator[Figure]:
+    policies = grid.policies
+    shares = np.array([variation_by_request(grid, pairs, policy) for policy in policies]).reshape(len(policies), -1)
+    for policy, share, estimate in zip(
+        policies, shares, stats.mean_intervals(shares, block, (0.0, 1.0), seed), strict=True
+    ):
+        n = int((~np.isnan(share)).sum())
+        yield _estimated(Figure("answer_variation", policy, control="none"), estimate)
+        flipped = stats.wilson(int((share > 0).sum()), n)
+        yield _estimated(Figure("flipped_requests", policy, control="none"), flipped)
+        yield Figure("smallest_variation", policy, control="none", value=stats.smallest_visible(n), n=n)
+    couples = list(combinations(range(len(policies)), 2))
+    differences = np.array([shares[a] - shares[b] for a, b in couples]).reshape(len(couples), shares.shape[1])
+    for (a, b), estimate in zip(couples, stats.mean_intervals(differences, block, (-1.0, 1.0), seed), strict=True):
+        name = f"{policies[a]} - {policies[b]}"
+        yield _estimated(Figure("variation_difference", name, control="none"), estimate)
+
+
+def _reproduction(grid: Grid, pairs: Sequence[Pair]) -> Iterator[Figure]:
+    metrics: dict[Kind, str] = {"noise": "noise_floor", "repeat": "repeat_disagreement"}
+    for kind, metric in metrics.items():
+        for pair in pairs:
+            if pair.kind == kind:
+                figure = Figure(metric, pair.policy, grid.arms[pair.left].order, "repeat")
+                yield _estimated(figure, stats.wilson(int(pair.differs.sum()), int(pair.comparable.sum())))
+    for policy in grid.policies:
+        runs = _answer_codes(grid, (*grid.find(policy), *grid.find(policy, "repeat")))
+        if grid.find(policy, "repeat") and len(runs):
+            chance = stats.chance_of_reproducing(runs)
+            yield Figure("chance_of_reproducing", policy, n=len(runs), test="randomisation of runs", p_value=chance)
+
+
+def _answer_codes(grid: Grid, arms: Sequence[int]) -> Integers:
+    """Answer codes [requests, arms] of the requests that every one of the arms answered."""
+    rows = grid.rows[list(arms)].T
+    rows = rows[(rows != NO_ROW).all(axis=1)]
+    rows = rows[~grid.failed[rows].any(axis=1)]
+    ids, texts = grid.id_codes[rows], grid.text_codes[rows]
+    has_ids = (ids >= 0).all(axis=1)
+    codes = np.where(has_ids[:, None], ids, texts)
+    return cast(Integers, codes[(codes >= 0).all(axis=1)])
+
+
+def _policy_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:
+    for order, control in _conditions(grid):
+        arms = [arm for policy in grid.policies for arm in grid.find(policy, control, order) if arm in reference]
+        for a, b in combinations(arms, 2):
+            name = f"{grid.arms[a].policy} - {grid.arms[b].policy}"
+            figure = Figure("fidelity_difference", name, order, control)
+            yield Contrast(figure, reference[a].agreement, reference[b].agreement)
+
+
+def _order_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:
+    for policy in grid.policies:
+        arms = [arm for arm in grid.find(policy) if arm in reference]
+        for a, b in combinations(arms, 2):
+            name = f"{grid.arms[a].order} - {grid.arms[b].order}"
+            figure = Figure("order_difference", policy, name, "none")
+            yield Contrast(figure, reference[a].agreement, reference[b].agreement)
+
+
+def _history_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:
+    for policy in grid.policies:
+        for reset in grid.find(policy, "reset")[:1]:
+            for arm in grid.find(policy):
+                if arm in reference and reset in reference:
+                    figure = Figure("history_loss", policy, grid.arms[arm].order, "none")
+                    yield Contrast(figure, reference[reset].agreement, reference[arm].agreement)
+
+
+def _conditions(grid: Grid) -> list[tuple[str, str]]:
+    """The (order, control) pairs in which policies meet: the orders, then the reset control."""
+    found = dict.fromkeys((arm.order, arm.control) for arm in grid.arms if arm.policy != FULL_PREFILL)
+    return sorted((pair for pair in found if pair[1] in ("none", "reset")), key=lambda pair: pair[1] == "reset")
+
+
+def _contrasted(contrasts: Sequence[Contrast], block: int, seed: int) -> list[Figure]:
+    """Each contrast with its difference, interval, exact McNemar p-value and Holm's adjustment over all of them."""
+    if not contrasts:
+        return []
+    first = np.array([contrast.first for contrast in contrasts])
+    second = np.array([contrast.second for contrast in contrasts])
+    compared = (first != NOT_COMPARABLE) & (second != NOT_COMPARABLE)
+    differences = np.where(compared, first.astype(np.float64) - second, np.nan)
+    figures = []
+    for contrast, row, estimate in zip(
+        contrasts, differences, stats.mean_intervals(differences, block, (-1.0, 1.0), seed), strict=True
+    ):
+        figure = _estimated(contrast.figure, estimate)
+        if estimate is not None:
+            discordant = int((row > 0).sum()), int((row < 0).sum())
+            p = stats.mcnemar_p(*discordant)
+            figure = replace(figure, test=f"exact McNemar; {estimate.method}", p_value=p, discordant=discordant)
+        figures.append(figure)
+    return _adjusted(figures)
+
+
+def _cochran_policies(grid: Grid, reference: dict[int, Pair]) -> Iterator[Figure]:
+    for order, control in _conditions(grid):
+        arms = [arm for policy in grid.policies for arm in grid.find(policy, control, order)]
+        yield from _cochran(Figure("cochran_policies", None, order, control), arms, reference)
+
+
+def _cochran_orders(grid: Grid, reference: dict[int, Pair]) -> Iterator[Figure]:
+    for policy in grid.policies:
+        yield from _cochran(Figure("cochran_orders", policy, None, "none"), grid.find(policy), reference)
+
+
+def _cochran(figure: Figure, arms: Sequence[int], reference: dict[int, Pair]) -> Iterator[Figure]:
+    if len(arms) < 3 or not all(arm in reference for arm in arms):
+        return
+    agreement = np.array([reference[arm].agreement for arm in arms]).T
+    compared: Flags = (agreement != NOT_COMPARABLE).all(axis=1)
+    result = stats.cochran(agreement[compared] == 1)
+    figure = replace(figure, n=int(compared.sum()), test=f"Cochran's Q, {len(arms)} conditions")
+    yield replace(figure, value=result[0], p_value=result[1]) if result else figure
+
+
+def _adjusted(figures: Iterable[Figure]) -> list[Figure]:
+    figures = list(figures)
+    tested = [index for index, figure in enumerate(figures) if figure.p_value is not None]
+    adjusted = stats.holm([cast(float, figures[index].p_value) for index in tested])
+    for index, p in zip(tested, adjusted, strict=True):
+        figures[index] = replace(figures[index], p_adjusted=p, test=f"{figures[index].test}; Holm over {len(tested)}")
+    return figures

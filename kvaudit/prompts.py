@@ -1,0 +1,165 @@
+"""From a trace to what an engine is given: token ids, tiled by segments (DESIGN 6).
+
+Every segment is tokenised alone, so that its ids, and with them its identity in a cache, are the same wherever it
+stands. Ids are kept once per distinct segment; a prompt is put together when it is asked for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from kvaudit.engines import Capabilities, Tokenizer
+from kvaudit.errors import KvauditError, TraceError, UsageError
+from kvaudit.records import GAP_KINDS, GLUE, Prompt, PromptSegment, Request, Segment, Trace
+
+_LARGEST_ID = 2**31 - 1
+
+
+def tokens_digest(token_ids: Sequence[int]) -> str:
+    """16 hexadecimal digits of the SHA-256 of the ids as little-endian 32-bit integers."""
+    return sha256(b"".join(token.to_bytes(4, "little") for token in token_ids)).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    ids: array[int]
+    content_id: str
+
+
+_Source = str | tuple[int, ...]
+"""What a segment's ids come from: its text, or the ids that the trace carries."""
+
+
+class Prompts:
+    """The prompts of a trace under one tokenizer.
+
+    `request` and `prelude` raise TraceError, naming request and segment, when a segment that is no separator or
+    template glue has no tokens, when an id lies outside the vocabulary, or when the chat template refuses a request.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary_size: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._leading = tuple(tokenizer.leading_ids)
+        self._ids_end = vocabulary_size or _LARGEST_ID + 1
+        self._tokens: dict[tuple[_Source, bool], _Tokens] = {}
+
+    def request(self, request: Request) -> Prompt:
+        return self._prompt(request, request.segments)
+
+    def prelude(self, request: Request) -> Iterator[Prompt]:
+        for segments in request.prelude:
+            yield self._prompt(request, segments)
+
+    def check(self, trace: Trace, capabilities: Capabilities) -> None:
+        """Tokenise the whole trace. Raises UsageError when a prompt and its answer do not fit into the engine."""
+        limit = capabilities.max_prompt_tokens
+        too_long: list[tuple[str, int, int]] = []
+        for request in trace.requests:
+            try:
+                lengths = self._lengths(request)
+            except TraceError as error:
+                line = "" if request.line is None else f", line {request.line}"
+                raise TraceError(f"{trace.source}{line}: {error.message}", error.hint) from error
+            if limit is not None:
+                too_long += [(request.request_id, *length) for length in lengths if sum(length) > limit]
+        if too_long:
+            raise _too_long(too_long, limit)
+
+    def _lengths(self, request: Request) -> list[tuple[int, int]]:
+        """Tokens of prompt and of answer, for the request and each prompt of its prelude."""
+        if request.max_tokens < 1:
+            raise TraceError(
+                f"request {request.request_id!r} asks for {request.max_tokens} tokens", "an answer needs at least one"
+            )
+        prompts = [(request.segments, request.max_tokens), *((segments, 0) for segments in request.prelude)]
+        return [
+            (sum(len(piece.ids) for _, piece in self._pieces(request, segments)), answer)
+            for segments, answer in prompts
+        ]
+
+    def _prompt(self, request: Request, segments: Sequence[Segment]) -> Prompt:
+        token_ids: list[int] = []
+        tiles = []
+        for kind, piece in self._pieces(request, segments):
+            start = len(token_ids)
+            token_ids.extend(piece.ids)
+            tiles.append(PromptSegment(kind, piece.content_id, start, len(token_ids)))
+        return Prompt(tuple(token_ids), tuple(tiles))
+
+    def _pieces(self, request: Request, segments: Sequence[Segment]) -> list[tuple[str, _Tokens]]:
+        sources = self._rendered(request, segments) if request.chat else _plain(segments)
+        leading = bool(self._leading) and not request.chat
+        pieces: list[tuple[str, _Tokens]] = []
+        for index, (kind, source) in enumerate(sources):
+            tokens = self._cached(request, index, source, leading=leading and not pieces and isinstance(source, str))
+            if tokens is not None:
+                pieces.append((kind, tokens))
+            elif kind not in GAP_KINDS:
+                raise TraceError(
+                    f"request {request.request_id!r}, segment {index + 1} ({kind}) has no tokens",
+                    "take the empty segment out of the trace",
+                )
+        if not pieces:
+            raise TraceError(f"request {request.request_id!r} has a prompt without tokens")
+        return pieces
+
+    def _rendered(self, request: Request, segments: Sequence[Segment]) -> Iterator[tuple[str, _Source]]:
+        messages = [(segment.role or "user", segment.text) for segment in segments]
+        try:
+            rendered = self._tokenizer.chat(messages)
+        except KvauditError:
+            raise
+        except Exception as error:
+            raise TraceError(
+                f"request {request.request_id!r} does not fit the model's chat template: {error}"
+            ) from error
+        if sorted(index for index, _ in rendered if index is not None) != list(range(len(segments))):
+            raise TraceError(
+                f"request {request.request_id!r}: the model's chat template does not show each message once",
+                "take another model, or record the prompts without a chat template",
+            )
+        for index, text in rendered:
+            if index is None:
+                yield GLUE, text
+            else:
+                yield segments[index].kind, _source(segments[index], text)
+
+    def _cached(self, request: Request, index: int, source: _Source, *, leading: bool) -> _Tokens | None:
+        """The ids of one segment, or None where it has none."""
+        key = (source, leading)
+        if key not in self._tokens:
+            ids = self._tokenizer.encode(source) if isinstance(source, str) else source
+            if not ids:
+                return None
+            whole = (*self._leading, *ids) if leading else ids
+            outside = next((token for token in whole if not 0 <= token < self._ids_end), None)
+            if outside is not None:
+                raise TraceError(
+                    f"request {request.request_id!r}, segment {index + 1}: token id {outside} is not one of the "
+                    f"model's (0 to {self._ids_end - 1})",
+                    "replay with the model that the trace was recorded for",
+                )
+            self._tokens[key] = _Tokens(array("i", whole), tokens_digest(whole))
+        return self._tokens[key]
+
+
+def _plain(segments: Sequence[Segment]) -> Iterator[tuple[str, _Source]]:
+    for segment in segments:
+        yield segment.kind, _source(segment, segment.text)
+
+
+def _source(segment: Segment, text: str) -> _Source:
+    return text if segment.token_ids is None else segment.token_ids
+
+
+def _too_long(requests: list[tuple[str, int, int]], limit: int | None) -> UsageError:
+    request_id, tokens, answer = requests[0]
+    others = f" ({len(requests)} prompts are too long)" if len(requests) > 1 else ""
+    return UsageError(
+        f"request {request_id!r} has a prompt of {tokens} tokens and asks for {answer}, more than the {limit} that "
+        f"the model takes{others}",
+        "shorten the trace's window or take a model with a longer context",
+    )

@@ -1,0 +1,181 @@
+"""Trace x arms -> observations: every arm from an empty cache, one request at a time (DESIGN 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Protocol
+
+from kvaudit.engines import Engine
+from kvaudit.errors import EngineError, KvauditError, PolicyError, UsageError
+from kvaudit.plan import Plan
+from kvaudit.plugins import load
+from kvaudit.policies import Policy
+from kvaudit.prompts import Prompts
+from kvaudit.records import FULL_PREFILL, Arm, CacheState, Eviction, Reference, Request, Sampling, Trace
+from kvaudit.rows import Exchange, Row, ledger_rows, observation_row, reference_row, request_row, selection_row
+from kvaudit.store import RunFolder
+from kvaudit.store.references import References
+from kvaudit.store.writing import PartFiles
+
+_REQUEST_ROWS_AT_ONCE = 256
+
+
+class Progress(Protocol):
+    """Told what a replay does. `begin` counts serves of requests, those of arms kept from before among `done`."""
+
+    def begin(self, total: int, done: int) -> None: ...
+
+    def arm(self, arm_id: str, number: int, arms: int) -> None: ...
+
+    def served(self) -> None: ...
+
+
+class Silent:
+    def begin(self, total: int, done: int) -> None:
+        pass
+
+    def arm(self, arm_id: str, number: int, arms: int) -> None:
+        pass
+
+    def served(self) -> None:
+        pass
+
+
+def replay(
+    trace: Trace, open_engine: Callable[[], Engine], plan: Plan, store: RunFolder, progress: Progress | None = None
+) -> None:
+    """Run every arm of the plan that the run folder does not hold yet.
+
+    The second full prefill gets a newly opened engine, so that it shares nothing with the first. Raises EngineError,
+    naming arm and request, when the engine fails; arms that were finished before stay.
+    """
+    progress = progress or Silent()
+    arms = [(number, arm) for number, arm in enumerate(plan.arms, 1) if arm.arm_id not in store.finished]
+    requests, planned = len(trace.requests), len(plan.arms)
+    progress.begin(total=planned * requests, done=(planned - len(arms)) * requests)
+    with ExitStack() as opened:
+        replayer: _Replayer | None = None
+        for number, arm in arms:
+            if replayer is None:
+                engine = _opened(open_engine, plan, opened)
+                replayer = _Replayer(trace, plan, store, progress, _prepared(trace, plan, store, engine))
+            elif arm.policy == FULL_PREFILL and arm.control == "repeat":
+                opened.close()
+                engine = _opened(open_engine, plan, opened)
+            progress.arm(arm.arm_id, number, planned)
+            replayer.run(arm, engine)
+    store.finish()
+
+
+def _opened(open_engine: Callable[[], Engine], plan: Plan, stack: ExitStack) -> Engine:
+    try:
+        engine = open_engine()
+    except KvauditError:
+        raise
+    except Exception as error:
+        raise EngineError(f"engine {plan.engine!r} cannot be opened: {_said(error)}") from error
+    stack.callback(engine.close)
+    return engine
+
+
+def _prepared(trace: Trace, plan: Plan, store: RunFolder, engine: Engine) -> Prompts:
+    """Refuse what cannot work, then make the folder ready and write the trace's prompts into it."""
+    if not engine.capabilities.policies:
+        raise UsageError(
+            f"engine {plan.engine!r} takes no recomputation policy ({', '.join(plan.policies)})",
+            "take an engine that does: `kvaudit engines` lists what each can do",
+        )
+    prompts = Prompts(engine.tokenizer, engine.capabilities.vocabulary_size)
+    prompts.check(trace, engine.capabilities)
+    store.begin({**engine.describe(), "tokenizer_digest": engine.tokenizer.digest})
+    store.write_table("requests", _request_rows(trace, prompts))
+    return prompts
+
+
+def _request_rows(trace: Trace, prompts: Prompts) -> Iterator[Sequence[Row]]:
+    rows = (request_row(request, prompts.request(request)) for request in trace.requests)
+    while batch := list(islice(rows, _REQUEST_ROWS_AT_ONCE)):
+        yield batch
+
+
+@dataclass
+class _Replayer:
+    trace: Trace
+    plan: Plan
+    store: RunFolder
+    progress: Progress
+    prompts: Prompts
+
+    @cached_property
+    def references(self) -> References:
+        return self.store.references()
+
+    def run(self, arm: Arm, engine: Engine) -> None:
+        policy: Policy | None = None if arm.policy == FULL_PREFILL else load("policies", arm.policy)()
+        is_reference = policy is None and arm.control == "none"
+        with self.store.arm(arm) as parts:
+            for position, ordinal in enumerate(arm.order.permutation):
+                request = self.trace.requests[ordinal]
+                reference = None if is_reference else self.references.reference(ordinal)
+                with _naming(arm, request):
+                    state = engine.reset() if position == 0 or arm.control == "reset" else None
+                    exchange = self._exchange(engine, request, policy, reference, state)
+                expected = None if is_reference else self.references.answer_ids(request.request_id)
+                parts.add("observations", [observation_row(arm, self.plan.engine, position, exchange, expected)])
+                _record_details(parts, arm, exchange)
+                if is_reference:
+                    answered = exchange.served.reference or Reference(exchange.served.answer_ids)
+                    parts.add("references", [reference_row(request.request_id, answered)])
+                self.progress.served()
+
+    def _exchange(
+        self,
+        engine: Engine,
+        request: Request,
+        policy: Policy | None,
+        reference: Reference | None,
+        state: CacheState | None,
+    ) -> Exchange:
+        """A prelude is only served where a cache can remember it: full prefill neither reads nor writes one."""
+        reused, evictions = 0, list[Eviction]()
+        if policy is not None:
+            for prompt in self.prompts.prelude(request):
+                before = engine.serve(request.request_id, "prelude", prompt, Sampling(0), policy)
+                reused += before.reused_tokens
+                evictions += before.evictions
+        prompt, sampling = self.prompts.request(request), Sampling(request.max_tokens, request.stop)
+        served = engine.serve(request.request_id, "request", prompt, sampling, policy, reference)
+        entries = None if state is None else state.entries
+        return Exchange(request.request_id, served, reused, (*evictions, *served.evictions), entries)
+
+
+def _record_details(parts: PartFiles, arm: Arm, exchange: Exchange) -> None:
+    request_id, served = exchange.request_id, exchange.served
+    if served.selection is not None:
+        parts.add("selections", [selection_row(arm.arm_id, request_id, served.selection)])
+    parts.add("provenance", ledger_rows(arm.arm_id, request_id, served.provenance))
+    parts.add("evictions", ledger_rows(arm.arm_id, request_id, exchange.evictions))
+
+
+@contextmanager
+def _naming(arm: Arm, request: Request) -> Iterator[None]:
+    """Any failure becomes one that names arm and request and keeps what the engine said."""
+    where = f"arm {arm.arm_id}, request {request.request_id!r}"
+    try:
+        yield
+    except PolicyError as error:
+        raise PolicyError(f"{where}: {error.message}", error.hint) from error
+    except KvauditError as error:
+        raise EngineError(f"{where}: {error.message}", error.hint) from error
+    except Exception as error:
+        raise EngineError(
+            f"{where}: {_said(error)}", "finished arms are kept; the same command goes on from there"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

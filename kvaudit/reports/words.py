@@ -1,0 +1,201 @@
+"""Codes and numbers as sentences, the same in every format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from kvaudit.checks import Reason
+from kvaudit.figures import Figure, select
+from kvaudit.reports.escape import visible
+from kvaudit.verdict import Finding, GateResult, Verdict
+
+if TYPE_CHECKING:
+    from kvaudit.audit import Audit
+
+MOST_NAMES = 3
+SEEN: Mapping[str, str] = MappingProxyType(
+    {"history-sensitive": "history-sensitive", "none-seen": "none seen", "inconclusive": "inconclusive"}
+)
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def interval(figure: Figure, digits: int = 1) -> str:
+    """A share's 95 % interval in percent."""
+    if figure.low is None or figure.high is None:
+        return "-"
+    return f"{100 * figure.low:.{digits}f} to {100 * figure.high:.{digits}f}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def small(value: float | None) -> str:
+    """A number of any size in four characters or so of significance."""
+    return "-" if value is None else "0" if value == 0 else f"{value:.3g}"
+
+
+def p_value(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"
+
+
+def names(items: Sequence[str], most: int = MOST_NAMES) -> str:
+    """The first few names, made harmless, and how many more there are."""
+    shown = ", ".join(visible(item) for item in items[:most])
+    return shown + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+def counted(count: int | None, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def reason_sentence(reason: Reason) -> str:
+    return _REASONS[reason.code](reason)
+
+
+_REASONS: Mapping[str, Callable[[Reason], str]] = MappingProxyType(
+    {
+        "reference-missing": lambda r: "The run has no full-prefill arm: there is nothing to compare with.",
+        "noise-floor-missing": lambda r: "Full prefill was not run a second time: the noise floor is unknown.",
+        "control-missing": lambda r: f"The run has no {' and no '.join(r.names)} control for this policy.",
+        "too-few-orders": lambda r: f"Only {counted(r.count, 'order')} was replayed: two are needed to see history.",
+        "arms-unfinished": lambda r: f"{_of(r)} arms are not finished: {names(r.names)}.",
+        "unplanned-rows": lambda r: (
+            f"{counted(r.count, 'observation')} belong to an arm or a request that the run did not plan."
+        ),
+        "requests-missing": lambda r: f"{counted(r.count, 'request')} have no observation in {names(r.names)}.",
+        "duplicates": lambda r: f"{counted(r.count, 'observation')} came twice in {names(r.names)}.",
+        "errors": lambda r: f"{_of(r)} requests ended in an error or without an answer in {names(r.names)}.",
+        "nothing-compared": lambda r: f"Nothing was compared: {', '.join(_COMPARISONS[name] for name in r.names)}.",
+        "reference-reused": lambda r: (
+            f"{counted(r.count, 'full-prefill answer')} reused cached tokens: they are no full prefill."
+        ),
+        "noise-floor": lambda r: (
+            f"Full prefill disagreed with itself on {_of(r)} requests; the limit is {percent(r.limit)}."
+        ),
+        "repeat-differs": lambda r: f"The repeat control answered {_of(r)} requests differently.",
+        "nothing-reused": lambda r: "Nothing was reused in any order: there was no history to be sensitive to.",
+        "reuse-unknown": lambda r: "The engine did not say whether any cached token was reused.",
+        "cache-not-empty": lambda r: (
+            f"The cache was not empty at {counted(r.count, 'start')} that should have been from empty: {names(r.names)}."
+        ),
+        "cache-unverified": lambda r: (
+            f"It could not be verified that the cache was empty at {counted(r.count, 'start')}: {names(r.names)}."
+        ),
+        "budget-missed": lambda r: (
+            f"{_of(r)} requests recomputed another number of tokens than their budget: {names(r.names)}."
+        ),
+    }
+)
+_COMPARISONS: Mapping[str, str] = MappingProxyType(
+    {
+        "reference": "no answer with full prefill",
+        "orders": "no two orders",
+        "repeat": "no answer with the repeat control",
+        "noise": "no full prefill with its repeat",
+    }
+)
+
+
+def finding_line(finding: Finding, figures: Sequence[Figure]) -> str:
+    """The finding in one line: what was seen and the number behind it."""
+    head = f"{visible(finding.policy)}: {SEEN[finding.seen]}"
+    if finding.seen == "inconclusive":
+        more = len(finding.reasons) - 1
+        rest = f" (and {counted(more, 'further reason')})" if more else ""
+        return f"{head}. {reason_sentence(finding.reasons[0])}{rest}"
+    if finding.seen == "none-seen":
+        return (
+            f"{head}. No answer differed between orders on {counted(finding.compared, 'request')}; smallest share of "
+            f"affected requests that would have shown: {percent(finding.smallest_visible)}."
+        )
+    variation = select(figures, "answer_variation", finding.policy)[0]
+    return (
+        f"{head}. {finding.flipped:,} of {counted(finding.compared, 'request')} changed with the order; answer variation "
+        f"{percent(variation.value)} (95 % interval {interval(variation)} %)."
+    )
+
+
+def finding_details(finding: Finding) -> list[str]:
+    """What stands behind the finding, a sentence each."""
+    if finding.seen == "inconclusive":
+        sentences = [reason_sentence(reason) for reason in finding.reasons]
+    elif finding.seen == "history-sensitive":
+        sentences = ["The repeat control reproduced every answer, so run-to-run variation is not the cause."]
+    else:
+        sentences = []
+    if finding.flipped:
+        sentences.append(f"Changed with the order: {names(finding.examples)}{_further(finding)}.")
+    if finding.chance_of_reproducing is not None and finding.seen == "history-sensitive":
+        sentences.append(
+            "If answers varied at random from run to run, the repeat would still have agreed everywhere with "
+            f"probability {p_value(finding.chance_of_reproducing)}."
+        )
+    if finding.reset_compared:
+        sentences.append(_own_error(finding))
+    return sentences
+
+
+def gate_sentence(result: GateResult) -> str:
+    policy, limit = visible(result.policy), percent(result.limit)
+    what = "fidelity at least" if result.gate == "min-fidelity" else "answer variation at most"
+    head = f"{result.outcome}: {policy}, {what} {limit}"
+    if result.value is None:
+        return f"{head}: nothing was measured."
+    where = f" in the worst order ({visible(result.order)})" if result.order else ""
+    value = f"{head}; observed {percent(result.value)}{where}"
+    if result.why == "broken":
+        return f"{value}, on {counted(result.n, 'request')}."
+    if result.why == "finding-inconclusive":
+        return f"{value}, but the finding is inconclusive."
+    side = "lower" if result.gate == "min-fidelity" else "upper"
+    bound = f"{value}, 95 % {side} bound {percent(result.bound)}"
+    if result.why == "kept":
+        return f"{bound}."
+    if result.needed is None:
+        return f"{bound}: no number of requests can show that the limit is kept at this value."
+    return f"{bound}: {counted(result.n, 'request')} are too few; about {result.needed:,} would be needed."
+
+
+def verdict_line(verdict: Verdict) -> str:
+    explanations = {
+        "pass": "every gate is kept",
+        "fail": "a gate is broken",
+        "inconclusive": "the audit cannot say",
+        "no gates": "no limit is set; the findings stand",
+    }
+    return f"Verdict: {verdict.outcome} ({explanations[verdict.outcome]}; exit code {verdict.exit_code})"
+
+
+def headline(audit: Audit) -> list[str]:
+    """The audit in a line for each policy and one for the verdict: what `kvaudit replay` prints at its end."""
+    lines = [finding_line(finding, audit.figures) for finding in audit.findings]
+    return [*(lines or ["No policy was audited."]), verdict_line(audit.verdict)]
+
+
+def _of(reason: Reason) -> str:
+    return f"{reason.count:,} of {reason.total:,}"
+
+
+def _further(finding: Finding) -> str:
+    more = finding.flipped - len(finding.examples)
+    return f" (of {finding.flipped:,})" if more > 0 else ""
+
+
+def _own_error(finding: Finding) -> str:
+    if finding.own_losses == 0:
+        return (
+            f"With the cache emptied before each request all {finding.reset_compared:,} answers equal full prefill's: "
+            "what is lost in the orders is history."
+        )
+    return (
+        f"With the cache emptied before each request {finding.own_losses:,} of {finding.reset_compared:,} answers still "
+        "differ from full prefill's: so much is the policy's own error."
+    )

@@ -1,0 +1,210 @@
+"""The statistics of an audit: one function a procedure, each by scipy or statsmodels, over numpy arrays.
+
+Intervals are 95 %. A result that is undefined is None, never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+ALPHA = 0.05
+RESAMPLES = 5_000
+MOST_BLOCKS = 500
+"""Longer streams are resampled in at most this many blocks; a mean over them has the same bootstrap distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval, over n requests; `method` says how the interval was made."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+    method: str
+
+
+def wilson(successes: int, n: int) -> Estimate | None:
+    """A share with its Wilson score interval; None when n is 0."""
+    if n == 0:
+        return None
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(successes, n, alpha=ALPHA, method="wilson")
+    return Estimate(successes / n, float(low), float(high), n, "Wilson")
+
+
+def upper_bound_of_none(n: int) -> float:
+    """Clopper-Pearson upper bound of a share of which n requests showed nothing (two-sided 95 %)."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    return float(proportion_confint(0, n, alpha=ALPHA, method="beta")[1])
+
+
+def smallest_visible(n: int) -> float | None:
+    """The smallest share of affected requests of which n requests would have shown one with 95 % probability."""
+    return 1 - ALPHA ** (1 / n) if n else None
+
+
+def block_length(overlap: int, n: int) -> int:
+    """How many successive requests are resampled together where windows overlap.
+
+    As many as share content (`overlap`), but no more than leave 20 blocks, or n^(1/3) on a short stream (the usual
+    rate for block bootstraps, Hall, Horowitz and Jing 1995), and never fewer than two blocks.
+    """
+    return max(1, min(overlap, max(math.ceil(math.cbrt(n)), n // 20), n // 2))
+
+
+def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed: int) -> list[Estimate | None]:
+    """The mean of each row of [K, R] per-request values, with a bootstrap interval over requests.
+
+    NaN marks a request that a row says nothing about. Requests are resampled in blocks of `block` neighbours of the
+    stream, BCa (Efron 1987), all rows with the same draws; percentile where BCa is undefined. A row in which every
+    request has the same value gives the bootstrap nothing to resample: its interval is the exact binomial one, which
+    bounds the share of unseen requests that could have any other value within `bounds`.
+    """
+    estimates: list[Estimate | None] = [None] * len(values)
+    counts = (~np.isnan(values)).sum(axis=1)
+    varied = []
+    for row, count in enumerate(counts):
+        present = values[row][~np.isnan(values[row])]
+        if count == 0:
+            continue
+        if np.ptp(present) == 0:
+            estimates[row] = _constant(float(present[0]), int(count), bounds)
+        else:
+            varied.append(row)
+    if varied:
+        lows, highs, methods = _bootstrap(values[varied], max(block, math.ceil(values.shape[1] / MOST_BLOCKS)), seed)
+        for row, low, high, method in zip(varied, lows, highs, methods, strict=True):
+            mean = float(np.nanmean(values[row]))
+            estimates[row] = Estimate(mean, _finite(low), _finite(high), int(counts[row]), method)
+    return estimates
+
+
+def mcnemar_p(only_first: int, only_second: int) -> float:
+    """Exact McNemar test on the discordant counts: how often only the first, and only the second, was right."""
+    from statsmodels.stats.contingency_tables import mcnemar
+
+    return float(mcnemar([[0, only_first], [only_second, 0]], exact=True).pvalue)
+
+
+def cochran(right: Flags) -> tuple[float, float] | None:
+    """Cochran's Q and its p-value over [requests, conditions]; None when no request tells the conditions apart."""
+    from statsmodels.stats.contingency_tables import cochrans_q
+
+    told_apart = right.any(axis=1) & ~right.all(axis=1)
+    if right.shape[1] < 2 or not told_apart.any():
+        return None
+    result = cochrans_q(right[told_apart].astype(np.int64))
+    return float(result.statistic), float(result.pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjustment over a family of p-values."""
+    if not p_values:
+        return []
+    from statsmodels.stats.multitest import multipletests
+
+    return [float(p) for p in multipletests(list(p_values), alpha=ALPHA, method="holm")[1]]
+
+
+def requests_for_fidelity(value: float, limit: float) -> int | None:
+    """Requests whose Wilson lower bound would reach the limit at this fidelity; None when no number would.
+
+    The lower bound L of the score interval solves (p - L)^2 = z^2 L (1 - L) / n.
+    """
+    if value <= limit:
+        return None
+    return max(1, math.ceil(_z() ** 2 * limit * (1 - limit) / (value - limit) ** 2))
+
+
+def requests_for_variation(estimate: Estimate, limit: float) -> int | None:
+    """Requests whose upper bound would keep the limit at this answer variation; None when no number would.
+
+    The interval shrinks with the square root of n; with no variation seen the bound is Clopper-Pearson's.
+    """
+    if estimate.high is None or estimate.value >= limit:
+        return None
+    if estimate.value == 0:
+        return max(1, math.ceil(math.log(ALPHA / 2) / math.log1p(-limit))) if limit < 1 else 1
+    width = (estimate.high - estimate.value) / (limit - estimate.value)
+    return max(1, math.ceil(estimate.n * width**2))
+
+
+def chance_of_reproducing(codes: NDArray[np.int64]) -> float:
+    """How likely the repeat control agrees everywhere if answers varied from run to run and not with the order.
+
+    `codes` [requests, runs] hold one answer code per run, the repeat among the runs. If runs were exchangeable, any
+    two of them would be the chronological one and its repeat: the product over requests of the share of pairs of
+    runs that agree. An exact randomisation p-value of 'the repeat reproduces all answers'.
+    """
+    runs = codes.shape[1]
+    if runs < 2:
+        return 1.0
+    agreeing = (codes[:, :, None] == codes[:, None, :]).sum(axis=(1, 2)) - runs
+    return float(np.prod(agreeing / (runs * (runs - 1))))
+
+
+def _constant(value: float, n: int, bounds: tuple[float, float]) -> Estimate:
+    unseen = upper_bound_of_none(n)
+    low, high = bounds
+    return Estimate(
+        value, value - unseen * (value - low), value + unseen * (high - value), n, "exact binomial (Clopper-Pearson)"
+    )
+
+
+def _bootstrap(values: Floats, block: int, seed: int) -> tuple[Floats, Floats, list[str]]:
+    starts = np.linspace(0, values.shape[1], max(2, values.shape[1] // block) + 1).astype(np.int64)[:-1]
+    sums = np.add.reduceat(np.nan_to_num(values), starts, axis=1)
+    sizes = np.add.reduceat((~np.isnan(values)).astype(np.float64), starts, axis=1)
+    low, high = _interval(sums, sizes, "BCa", seed)
+    undefined = ~(np.isfinite(low) & np.isfinite(high))
+    if undefined.any():
+        low[undefined], high[undefined] = _interval(sums[undefined], sizes[undefined], "percentile", seed)
+    over = "requests" if block == 1 else f"blocks of {block} requests"
+    names = ["percentile" if flag else "BCa" for flag in undefined]
+    return low, high, [f"{name} bootstrap over {over}, {RESAMPLES} resamples" for name in names]
+
+
+def _interval(sums: Floats, sizes: Floats, method: str, seed: int) -> tuple[Floats, Floats]:
+    from scipy.stats import bootstrap
+
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.simplefilter("ignore")  # BCa's undefined rows are answered by the percentile interval
+        found = bootstrap(
+            (sums, sizes),
+            _ratio,
+            paired=True,
+            axis=-1,
+            n_resamples=RESAMPLES,
+            batch=max(1, 4_000_000 // sums.size),
+            method=method,
+            confidence_level=1 - ALPHA,
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    return np.atleast_1d(found.low).copy(), np.atleast_1d(found.high).copy()
+
+
+def _ratio(sums: Floats, sizes: Floats, axis: int = -1) -> Any:
+    return sums.sum(axis=axis) / sizes.sum(axis=axis)
+
+
+def _finite(bound: float) -> float | None:
+    return float(bound) if math.isfinite(bound) else None
+
+
+def _z() -> float:
+    from scipy.stats import norm
+
+    return cast(float, norm.ppf(1 - ALPHA / 2))

@@ -1,0 +1,16 @@
+"""The run folder (DESIGN 6): a manifest, Parquet tables with fixed schemas, and a lock.
+
+    manifest.json                                     what was run, on what, with which settings
+    requests.parquet  references.parquet              the trace as prompts; full-prefill answers with log-probabilities
+    observations/ARM.parquet                          one part an arm, and the mark that the arm is finished
+    selections/ARM.parquet  provenance/ARM.parquet  evictions/ARM.parquet
+    comparisons.parquet  summary.parquet              what the audit made of it
+
+Every file is written under a temporary name, synced and renamed. Every Parquet footer carries the schema version and
+the digests of trace and settings, so that no part is ever read as another run's.
+"""
+
+from kvaudit.store.folder import RunFolder, open_folder
+from kvaudit.store.reading import PlannedArm, Run, open_run
+
+__all__ = ["PlannedArm", "Run", "RunFolder", "open_folder", "open_run"]

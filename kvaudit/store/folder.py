@@ -1,0 +1,197 @@
+"""Claiming a folder for a replay: a new one, one to go on in, or, when forced, one to replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from kvaudit.errors import RunError
+from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL, Arm
+from kvaudit.store.layout import (
+    ARM_TABLES,
+    LOCK,
+    MANIFEST,
+    OBSERVATIONS,
+    TEMPORARY,
+    WHOLE_TABLES,
+    checked_rows,
+    part_path,
+    table_path,
+)
+from kvaudit.store.manifest import FINISHED, UNFINISHED, Manifest, engine_facts, manifest_bytes, now, read_manifest
+from kvaudit.store.reading import Run
+from kvaudit.store.references import References
+from kvaudit.store.writing import PartFiles, Row, write_bytes, write_table
+
+_REFERENCE_ARM = f"{FULL_PREFILL}.{CHRONOLOGICAL}"
+_ELSEWHERE = "choose another folder with -o"
+
+
+class RunFolder:
+    """A run folder that this process writes to. Nothing in it changes before `begin`."""
+
+    def __init__(self, path: Path, manifest: Manifest, replaced: Manifest | None, *, resumed: bool) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._replaced = replaced
+        self._resumed = resumed
+        self.finished = self._finished_arms() if resumed else frozenset[str]()
+
+    @property
+    def run(self) -> Run:
+        return Run(self.path, self.manifest)
+
+    def begin(self, engine: Mapping[str, object]) -> None:
+        """Make the folder ready for arms. Raises RunError when another engine than this began the run."""
+        facts, began_with = engine_facts(engine), self.manifest["engine"]
+        if began_with is not None and began_with != facts:
+            changed = [key for key in sorted({*facts, *began_with}) if facts.get(key) != began_with.get(key)]
+            raise RunError(
+                f"{self.path} was begun with another engine: {_changes(changed, began_with, facts)}",
+                f"{_ELSEWHERE}, or --force to replace it",
+            )
+        with _system_refusals(self.path):
+            if self._replaced is not None:
+                _remove(self.path, self._replaced)
+            if self._resumed:
+                self._remove_remains()
+        self.manifest |= {"engine": facts, "status": UNFINISHED, "finished": None}
+        self._write_manifest()
+
+    def arm(self, arm: Arm) -> PartFiles:
+        """The arm's tables; with full prefill also the references that later arms are held against."""
+        beside = {"references": table_path(self.path, "references")} if arm.arm_id == _REFERENCE_ARM else {}
+        return PartFiles(self.path, arm.arm_id, self.run.stamp, beside)
+
+    def references(self) -> References:
+        return References(self.run)
+
+    def write_table(self, name: str, batches: Iterator[Sequence[Row]]) -> None:
+        write_table(table_path(self.path, name), name, self.run.stamp, batches)
+
+    def finish(self) -> None:
+        """Say in the manifest that every arm is there."""
+        if self.manifest["status"] != FINISHED:
+            self.manifest |= {"status": FINISHED, "finished": now()}
+            self._write_manifest()
+
+    def set_analysis(self, analysis: Mapping[str, object]) -> None:
+        if self.manifest["analysis"] != analysis:
+            self.manifest["analysis"] = dict(analysis)
+            self._write_manifest()
+
+    def _write_manifest(self) -> None:
+        write_bytes(self.path / MANIFEST, manifest_bytes(self.manifest))
+
+    def _finished_arms(self) -> frozenset[str]:
+        """Arms that earlier replays finished. Without full prefill none counts: the others were held against it."""
+        finished = {arm["arm_id"] for arm in self.manifest["arms"] if self._is_finished(arm["arm_id"])}
+        return frozenset(finished if _REFERENCE_ARM in finished else ())
+
+    def _is_finished(self, arm_id: str) -> bool:
+        stamp, requests = self.run.stamp, self.manifest["trace"]["requests"]
+        try:
+            for table in ARM_TABLES:
+                rows = checked_rows(part_path(self.path, table, arm_id), table, stamp)
+            if arm_id == _REFERENCE_ARM:
+                checked_rows(table_path(self.path, "references"), "references", stamp)
+        except RunError:
+            return False
+        return rows == int(requests)
+
+    def _remove_remains(self) -> None:
+        """Take away what a cut-off replay left: temporary files, and marks of arms that will run anew."""
+        for file in _written(self.path, self.manifest):
+            file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
+        for arm in self.manifest["arms"]:
+            if arm["arm_id"] not in self.finished:
+                part_path(self.path, OBSERVATIONS, arm["arm_id"]).unlink(missing_ok=True)
+
+
+@contextmanager
+def open_folder(path: Path, manifest: Manifest, *, force: bool = False) -> Iterator[RunFolder]:
+    """Hold a folder for the run that `manifest` describes, against every other process.
+
+    The same settings go on where an earlier replay stopped. Raises RunError when the folder holds something else:
+    another audit (unless `force`, which replaces what kvaudit wrote there) or anything that is no audit.
+    """
+    _check_replaceable(path)
+    created = not path.exists()
+    with _system_refusals(path):
+        path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / LOCK, blocking=False)
+    try:
+        with _system_refusals(path):
+            lock.acquire()
+    except Timeout as error:
+        raise RunError(f"another replay is writing to {path}", f"wait until it is done, or {_ELSEWHERE}") from error
+    try:
+        yield _claimed(path, manifest, force)
+    finally:
+        if not (path / MANIFEST).exists():
+            (path / LOCK).unlink(missing_ok=True)
+        lock.release()
+        if created:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _claimed(path: Path, manifest: Manifest, force: bool) -> RunFolder:
+    if not (path / MANIFEST).exists():
+        return RunFolder(path, manifest, None, resumed=False)
+    held = read_manifest(path)
+    if force:
+        return RunFolder(path, manifest, held, resumed=False)
+    if held["settings_digest"] != manifest["settings_digest"]:
+        raise RunError(
+            f"{path} holds another audit (trace {held['trace'].get('source')}, other settings)",
+            f"{_ELSEWHERE}, or --force to replace it",
+        )
+    return RunFolder(path, held, None, resumed=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file", _ELSEWHERE)
+    with _system_refusals(path):
+        names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if names - {LOCK, MANIFEST + TEMPORARY} and MANIFEST not in names:
+        raise RunError(f"{path} is not empty and holds no audit", _ELSEWHERE)
+    if MANIFEST in names:
+        read_manifest(path)
+
+
+def _remove(path: Path, manifest: Manifest) -> None:
+    for file in _written(path, manifest):
+        with suppress(FileNotFoundError):
+            file.unlink()
+        file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
+    for table in ARM_TABLES:
+        with suppress(OSError):
+            (path / table).rmdir()
+
+
+def _written(path: Path, manifest: Manifest) -> Iterator[Path]:
+    yield path / MANIFEST
+    for table in WHOLE_TABLES:
+        yield table_path(path, table)
+    for arm in manifest["arms"]:
+        for table in ARM_TABLES:
+            yield part_path(path, table, arm["arm_id"])
+
+
+def _changes(keys: Sequence[str], before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys)
+
+
+@contextmanager
+def _system_refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Timeout:
+        raise
+    except OSError as error:
+        raise RunError(f"cannot write to {path}: {error.strerror or error}", _ELSEWHERE) from error

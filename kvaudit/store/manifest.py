@@ -1,0 +1,129 @@
+"""The manifest of a run: enough to know what was run, on what, and to run it again."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from kvaudit import __version__
+from kvaudit.errors import RunError
+from kvaudit.plan import Plan
+from kvaudit.records import Trace
+from kvaudit.schema import SCHEMA_VERSION
+from kvaudit.store.layout import FORMAT, MANIFEST, check_schema_version
+
+UNFINISHED = "unfinished"
+FINISHED = "finished"
+
+Manifest = dict[str, Any]
+
+_LIBRARIES = ("numpy", "pyarrow", "torch", "transformers", "tokenizers", "safetensors", "gguf", "scipy", "statsmodels")
+
+
+def settings_digest(trace_digest: str, plan: Plan) -> str:
+    """SHA-256 over what decides every answer: two runs with the same digest may share a folder."""
+    identity = {
+        "kvaudit": __version__,
+        "schema": SCHEMA_VERSION,
+        "trace": trace_digest,
+        "settings": plan.as_data(),
+    }
+    return sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def new_manifest(trace: Trace, plan: Plan, analysis: Mapping[str, object]) -> Manifest:
+    """`analysis` holds the settings of the verdict, which no answer depends on."""
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "kvaudit_version": __version__,
+        "status": UNFINISHED,
+        "created": now(),
+        "finished": None,
+        "settings_digest": settings_digest(trace.digest, plan),
+        "trace": {"digest": trace.digest, "source": trace.source, "requests": len(trace.requests)},
+        "settings": plan.as_data(),
+        "analysis": dict(analysis),
+        "arms": [
+            {
+                "arm_id": arm.arm_id,
+                "policy": arm.policy,
+                "order": arm.order.name,
+                "order_seed": arm.order.seed,
+                "control": arm.control,
+            }
+            for arm in plan.arms
+        ],
+        "engine": None,
+        "host": _host(),
+        "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
+    }
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises RunError for a folder that is no run of this schema version."""
+    path = folder / MANIFEST
+    try:
+        manifest = orjson.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunError(
+            f"{folder} is no kvaudit run: {_missing(folder)}", "give the folder that `kvaudit replay` printed"
+        ) from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged: {error}", "replay the trace into another folder") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise RunError(f"{path} is not a manifest of kvaudit's", "give the folder that `kvaudit replay` printed")
+    check_schema_version(path, manifest.get("schema_version"))
+    missing = [key for key in ("settings_digest", "trace", "settings", "arms", "status") if key not in manifest]
+    if missing:
+        raise RunError(f"{path} is damaged: it lacks {', '.join(missing)}", "replay the trace into another folder")
+    return manifest
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    return orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def engine_facts(description: Mapping[str, object]) -> dict[str, Any]:
+    """An engine's description as it will be read back, so that two can be compared."""
+    facts: dict[str, Any] = orjson.loads(
+        orjson.dumps(dict(description), option=orjson.OPT_SERIALIZE_NUMPY, default=str)
+    )
+    return facts
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _missing(folder: Path) -> str:
+    if not folder.exists():
+        return "there is no such folder"
+    return f"it has no {MANIFEST}" if folder.is_dir() else "it is a file"
+
+
+def _host() -> dict[str, object]:
+    return {
+        "name": platform.node(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,85 @@
+"""Reading a run: its manifest, its arms and its tables, and nothing that is not whole and its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvaudit.errors import RunError
+from kvaudit.records import Control
+from kvaudit.schema import TABLES
+from kvaudit.store.layout import ARM_TABLES, OBSERVATIONS, Stamp, checked_rows, part_path, table_path
+from kvaudit.store.manifest import read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArm:
+    """An arm of a run, and whether all its observations are there."""
+
+    arm_id: str
+    policy: str
+    order: str
+    order_seed: int | None
+    control: Control
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder. Tables are read when they are asked for, each checked against the manifest's digests."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def stamp(self) -> Stamp:
+        return Stamp(self.manifest["trace"]["digest"], self.manifest["settings_digest"])
+
+    def arms(self) -> tuple[PlannedArm, ...]:
+        """Every planned arm, in the order in which they run. Raises RunError for a damaged or foreign part."""
+        return tuple(PlannedArm(**arm, finished=self._finished(arm["arm_id"])) for arm in self.manifest["arms"])
+
+    def table(self, name: str) -> pa.Table:
+        """A table with its schema in `schema.TABLES`; of arm tables the finished arms' parts, in the order of arms.
+
+        Raises RunError, naming the file, when one is missing, empty, cut off, another run's or of another schema.
+        """
+        if name not in ARM_TABLES:
+            return self._read(name, table_path(self.path, name))
+        parts = [self._read(name, part_path(self.path, name, arm.arm_id)) for arm in self.arms() if arm.finished]
+        return pa.concat_tables([TABLES[name].empty_table(), *parts])
+
+    def _finished(self, arm_id: str) -> bool:
+        path = part_path(self.path, OBSERVATIONS, arm_id)
+        if not path.exists():
+            return False
+        rows, requests = checked_rows(path, OBSERVATIONS, self.stamp), self.manifest["trace"]["requests"]
+        if rows != requests:
+            raise RunError(f"{path} has {rows} rows for {requests} requests", "replay into another folder")
+        return True
+
+    def _read(self, name: str, path: Path) -> pa.Table:
+        checked_rows(path, name, self.stamp)
+        try:
+            return pq.read_table(path, partitioning=None).cast(TABLES[name])
+        except (OSError, pa.ArrowException) as error:
+            raise RunError(f"{path} is damaged: {error}", "replay the trace into another folder") from error
+
+
+def open_run(path: Path | str) -> Run:
+    """Raises RunError for a folder that is missing, no run, damaged, or of another schema version."""
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    try:
+        for arm in manifest["arms"]:
+            PlannedArm(**arm, finished=False)
+        run = Run(folder, manifest)
+        _ = run.stamp, int(manifest["trace"]["requests"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise RunError(f"{folder}: the manifest is damaged: {error}", "replay the trace into another folder") from error
+    return run

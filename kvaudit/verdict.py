@@ -1,0 +1,186 @@
+"""The finding per policy and the verdict: decided here and nowhere else, as codes and numbers (DESIGN 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kvaudit import stats
+from kvaudit.checks import STANDING, Reason, policy_reasons, reference_reasons
+from kvaudit.compare import Grid, Pair
+from kvaudit.errors import UsageError
+from kvaudit.figures import Figure, select, variation_by_request
+
+Seen = Literal["history-sensitive", "none-seen", "inconclusive"]
+Outcome = Literal["pass", "fail", "inconclusive", "no gates"]
+Gate = Literal["min-fidelity", "max-variation"]
+Why = Literal["broken", "kept", "no-power", "finding-inconclusive"]
+
+EXIT_CODES: dict[Outcome, int] = {"pass": 0, "no gates": 0, "fail": 1, "inconclusive": 4}
+EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Limits that a user sets, as shares from 0 to 1; `policies` limits them to some policies."""
+
+    min_fidelity: float | None = None
+    max_variation: float | None = None
+    policies: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in (("--min-fidelity", self.min_fidelity), ("--max-variation", self.max_variation)):
+            if limit is not None and not 0 <= limit <= 1:
+                raise UsageError(f"{name} is {limit}, not a share from 0 to 1", "write 0.95 for 95 %")
+
+    @property
+    def any(self) -> bool:
+        return self.min_fidelity is not None or self.max_variation is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the audit saw of one policy.
+
+    compared: requests that were compared between orders; flipped: how many of them any two orders answered
+    differently, with the first few as examples.
+    own_losses: of reset_compared requests, how many the policy answers otherwise than full prefill even without
+    history (reset control).
+    smallest_visible: the smallest share of affected requests that would have shown with 95 % probability.
+    chance_of_reproducing: p-value of 'the repeat agreed by luck, answers vary from run to run'.
+    """
+
+    policy: str
+    seen: Seen
+    reasons: tuple[Reason, ...]
+    compared: int
+    flipped: int
+    examples: tuple[str, ...]
+    reset_compared: int
+    own_losses: int
+    smallest_visible: float | None
+    chance_of_reproducing: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """One gate on one policy. `bound` is the 95 % bound that would have to keep the limit, `needed` the number of
+    requests at which it would if the observed value held (None: at no number)."""
+
+    gate: Gate
+    policy: str
+    limit: float
+    outcome: Outcome
+    why: Why
+    value: float | None = None
+    bound: float | None = None
+    order: str | None = None
+    n: int | None = None
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    outcome: Outcome
+    gates: tuple[GateResult, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.outcome]
+
+
+def find(grid: Grid, pairs: Sequence[Pair], figures: Sequence[Figure], max_noise: float) -> tuple[Finding, ...]:
+    """The finding of every policy."""
+    shared = reference_reasons(grid, pairs, max_noise)
+    return tuple(_finding(grid, pairs, figures, policy, shared) for policy in grid.policies)
+
+
+def decide(findings: Sequence[Finding], figures: Sequence[Figure], gates: Gates) -> Verdict:
+    """What the gates make of the findings. A failed gate decides; then any doubt; nothing audited is a doubt."""
+    unknown = set(gates.policies or ()) - {finding.policy for finding in findings}
+    if unknown:
+        known = ", ".join(finding.policy for finding in findings) or "none"
+        raise UsageError(f"the run has no policy {sorted(unknown)[0]!r}", f"audited: {known}")
+    gated = [finding for finding in findings if gates.policies is None or finding.policy in gates.policies]
+    results = tuple(result for finding in gated for result in _gated(finding, figures, gates))
+    outcomes = {result.outcome for result in results}
+    if "fail" in outcomes:
+        return Verdict("fail", results)
+    if not gated or "inconclusive" in outcomes or any(finding.seen == "inconclusive" for finding in gated):
+        return Verdict("inconclusive", results)
+    return Verdict("pass" if gates.any else "no gates", results)
+
+
+def _finding(
+    grid: Grid, pairs: Sequence[Pair], figures: Sequence[Figure], policy: str, shared: Sequence[Reason]
+) -> Finding:
+    reasons = (*shared, *policy_reasons(grid, pairs, policy))
+    variation = variation_by_request(grid, pairs, policy)
+    flipped = np.flatnonzero(variation > 0)
+    compared = int((~np.isnan(variation)).sum())
+    resets = [pair for pair in pairs if pair.kind == "reference" and pair.right in grid.find(policy, "reset")]
+    chance = select(figures, "chance_of_reproducing", policy)
+    seen: Seen = "inconclusive" if reasons else "history-sensitive" if len(flipped) else "none-seen"
+    return Finding(
+        policy=policy,
+        seen=seen,
+        reasons=reasons,
+        compared=compared,
+        flipped=len(flipped),
+        examples=tuple(grid.request_ids[int(index)].as_py() for index in flipped[:EXAMPLES]),
+        reset_compared=sum(int(pair.comparable.sum()) for pair in resets),
+        own_losses=sum(int(pair.differs.sum()) for pair in resets),
+        smallest_visible=stats.smallest_visible(compared),
+        chance_of_reproducing=chance[0].p_value if chance and len(flipped) else None,
+    )
+
+
+def _gated(finding: Finding, figures: Sequence[Figure], gates: Gates) -> list[GateResult]:
+    results = []
+    if gates.min_fidelity is not None:
+        results.append(_fidelity_gate(finding, figures, gates.min_fidelity))
+    if gates.max_variation is not None:
+        results.append(_variation_gate(finding, figures, gates.max_variation))
+    return results
+
+
+def _fidelity_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
+    """The order with the lowest fidelity must keep the limit; every order's lower bound must, to pass."""
+    measured = [
+        (figure.value, figure.low, figure)
+        for figure in select(figures, "fidelity", finding.policy, control="none")
+        if figure.value is not None and figure.low is not None
+    ]
+    if not measured:
+        return GateResult("min-fidelity", finding.policy, limit, "inconclusive", "finding-inconclusive")
+    value, _, worst = min(measured, key=lambda row: row[0])
+    bound = min(low for _, low, _ in measured)
+    outcome, why = _judged(finding, broken=value < limit, kept=bound >= limit)
+    needed = stats.requests_for_fidelity(value, limit) if why == "no-power" else None
+    return GateResult("min-fidelity", finding.policy, limit, outcome, why, value, bound, worst.order, worst.n, needed)
+
+
+def _variation_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
+    figure = next(iter(select(figures, "answer_variation", finding.policy)), None)
+    if figure is None or figure.value is None or figure.n is None:
+        return GateResult("max-variation", finding.policy, limit, "inconclusive", "finding-inconclusive")
+    kept = figure.high is not None and figure.high <= limit
+    outcome, why = _judged(finding, broken=figure.value > limit, kept=kept)
+    needed = None
+    if why == "no-power":
+        estimate = stats.Estimate(figure.value, figure.low, figure.high, figure.n, figure.test or "")
+        needed = stats.requests_for_variation(estimate, limit)
+    return GateResult(
+        "max-variation", finding.policy, limit, outcome, why, figure.value, figure.high, None, figure.n, needed
+    )
+
+
+def _judged(finding: Finding, *, broken: bool, kept: bool) -> tuple[Outcome, Why]:
+    if broken and all(reason.code in STANDING for reason in finding.reasons):
+        return "fail", "broken"
+    if finding.reasons:
+        return "inconclusive", "finding-inconclusive"
+    return ("pass", "kept") if kept else ("inconclusive", "no-power")
