@@ -82,7 +82,7 @@ def _seed(manifest: Mapping[str, Any]) -> int:
 
 
 def _max_noise(manifest: Mapping[str, Any]) -> float:
-    limit = section(manifest, "settings").get("max_noise")
+    limit = section(manifest, "analysis").get("max_noise", section(manifest, "settings").get("max_noise"))
     if limit is None:
         return MAX_NOISE
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 <= limit <= 1:

@@ -15,7 +15,7 @@ from kvaudit.plan import Plan
 from kvaudit.plugins import load
 from kvaudit.policies import Policy
 from kvaudit.prompts import Prompts
-from kvaudit.records import FULL_PREFILL, Arm, CacheState, Eviction, Reference, Request, Sampling, Trace
+from kvaudit.records import FULL_PREFILL, Arm, CacheState, Reference, Request, Sampling, Trace
 from kvaudit.rows import Exchange, Row, ledger_rows, observation_row, reference_row, request_row, selection_row
 from kvaudit.store import RunFolder
 from kvaudit.store.references import References
@@ -141,16 +141,12 @@ class _Replayer:
         state: CacheState | None,
     ) -> Exchange:
         """A prelude is only served where a cache can remember it: full prefill neither reads nor writes one."""
-        reused, evictions = 0, list[Eviction]()
-        if policy is not None:
-            for prompt in self.prompts.prelude(request):
-                before = engine.serve(request.request_id, "prelude", prompt, Sampling(0), policy)
-                reused += before.reused_tokens
-                evictions += before.evictions
+        request_id = request.request_id
+        prelude = () if policy is None else self.prompts.prelude(request)
+        before = tuple(engine.serve(request_id, "prelude", prompt, Sampling(0), policy) for prompt in prelude)
         prompt, sampling = self.prompts.request(request), Sampling(request.max_tokens, request.stop)
-        served = engine.serve(request.request_id, "request", prompt, sampling, policy, reference)
-        entries = None if state is None else state.entries
-        return Exchange(request.request_id, served, reused, (*evictions, *served.evictions), entries)
+        served = engine.serve(request_id, "request", prompt, sampling, policy, reference)
+        return Exchange(request_id, before, served, None if state is None else state.entries)
 
 
 def _record_details(parts: PartFiles, arm: Arm, exchange: Exchange) -> None:

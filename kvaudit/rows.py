@@ -13,13 +13,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What serving one request and its prelude brought. `cache_entries_before` is None where nobody looked."""
+    """What serving one request and, before it, the prompts of its prelude brought.
+
+    `cache_entries_before` is None where nobody looked.
+    """
 
     request_id: str
+    prelude: tuple[Served, ...]
     served: Served
-    prelude_reused_tokens: int
-    evictions: tuple[Eviction, ...]
     cache_entries_before: int | None
+
+    @property
+    def evictions(self) -> list[Eviction]:
+        return [eviction for served in (*self.prelude, self.served) for eviction in served.evictions]
 
 
 def request_row(request: Request, prompt: Prompt) -> Row:
@@ -64,7 +70,8 @@ def observation_row(
         "reusable_tokens": served.reusable_tokens,
         "recomputed_tokens": served.recomputed_tokens,
         "budget_k": served.budget_k,
-        "prelude_reused_tokens": exchange.prelude_reused_tokens,
+        "prelude_reused_tokens": sum(part.reused_tokens for part in exchange.prelude) if exchange.prelude else None,
+        "first_reused_tokens": (*exchange.prelude, served)[0].reused_tokens,
         "cache_entries_before": exchange.cache_entries_before,
         "fragmentation": None if served.selection is None else len(served.selection.spans),
         "captured_deviation": captured_deviation(served.selection),

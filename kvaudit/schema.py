@@ -57,6 +57,7 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
                 "recomputed_tokens": _int,
                 "budget_k": _int,
                 "prelude_reused_tokens": _int,
+                "first_reused_tokens": _int,
                 "cache_entries_before": _int,
                 "fragmentation": _int,
                 "captured_deviation": _real,

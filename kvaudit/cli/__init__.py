@@ -1,1 +1,107 @@
-"""Commands: one file each."""
+"""The command line: one file a command.
+
+Command modules import what is heavy inside their functions, so that `kvaudit --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from kvaudit import __version__
+from kvaudit.cli import engines, policies, record, replay, report
+from kvaudit.errors import KvauditError
+
+_PIPE_CLOSED = 141
+_FAILED = 3
+
+app = typer.Typer(
+    name="kvaudit",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog="""\b
+Examples:
+  kvaudit record rolling prices.csv --window 8 -o trace.jsonl
+  kvaudit replay trace.jsonl --orders 5 -o runs/prices
+  kvaudit report runs/prices
+
+\b
+Exit codes:
+  0    a pass, or a conclusive audit without gates
+  1    a gate failed
+  2    wrong usage, a bad trace or a bad run
+  3    the engine or the replay failed
+  4    inconclusive
+  130  interrupted: finished arms are kept
+""",
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kvaudit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Can the KV reuse of an LLM serving engine be trusted?
+
+    Replays recorded requests in several orders over a persistent KV cache, compares every answer with full prefill,
+    and says whether answers depend on what was served before.
+    """
+
+
+app.add_typer(record.app, name="record")
+app.command(name="replay", epilog=replay.EXAMPLES)(replay.replay)
+app.command(name="report")(report.report)
+app.command(name="policies", epilog=policies.EXAMPLES)(policies.policies)
+app.command(name="engines", epilog=engines.EXAMPLES)(engines.engines)
+
+
+def main() -> NoReturn:
+    """Run the command line; every error is one line on stderr, with a line on what to do, and an exit code."""
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except KvauditError as error:
+        _say(error.message, error.hint)
+        code = error.exit_code
+    except BrokenPipeError:
+        code = _PIPE_CLOSED
+        _discard_output()
+    except OSError as error:
+        _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
+        code = _FAILED
+        _discard_output()
+    sys.exit(code)
+
+
+def _run() -> int:
+    try:
+        app(prog_name="kvaudit")
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):
+            raise stop.__context__ from None
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
+
+
+def _say(message: str, hint: str | None = None) -> None:
+    for prefix, text in (("kvaudit: error:", message), ("kvaudit: hint:", hint)):
+        if text:
+            typer.echo(f"{prefix} {' '.join(text.split())}", err=True)
+
+
+def _discard_output() -> None:
+    """Nobody reads on, so what is left in the buffer must not be an error at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())

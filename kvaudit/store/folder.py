@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from kvaudit.errors import RunError
@@ -69,7 +70,7 @@ class RunFolder:
     def references(self) -> References:
         return References(self.run)
 
-    def write_table(self, name: str, batches: Iterator[Sequence[Row]]) -> None:
+    def write_table(self, name: str, batches: Iterable[pa.RecordBatch | Sequence[Row]]) -> None:
         write_table(table_path(self.path, name), name, self.run.stamp, batches)
 
     def finish(self) -> None:
@@ -78,9 +79,10 @@ class RunFolder:
             self.manifest |= {"status": FINISHED, "finished": now()}
             self._write_manifest()
 
-    def set_analysis(self, analysis: Mapping[str, object]) -> None:
-        if self.manifest["analysis"] != analysis:
-            self.manifest["analysis"] = dict(analysis)
+    def set_max_noise(self, limit: float) -> None:
+        """The noise floor's limit may change from one replay to the next: no answer depends on it."""
+        if self.manifest["settings"].get("max_noise") != limit:
+            self.manifest["settings"]["max_noise"] = limit
             self._write_manifest()
 
     def _write_manifest(self) -> None:

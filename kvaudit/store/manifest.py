@@ -39,8 +39,8 @@ def settings_digest(trace_digest: str, plan: Plan) -> str:
     return sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-def new_manifest(trace: Trace, plan: Plan, analysis: Mapping[str, object]) -> Manifest:
-    """`analysis` holds the settings of the verdict, which no answer depends on."""
+def new_manifest(trace: Trace, plan: Plan, max_noise: float) -> Manifest:
+    """`max_noise` is the share of answers that full prefill may give differently; no answer depends on it."""
     return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -50,8 +50,7 @@ def new_manifest(trace: Trace, plan: Plan, analysis: Mapping[str, object]) -> Ma
         "finished": None,
         "settings_digest": settings_digest(trace.digest, plan),
         "trace": {"digest": trace.digest, "source": trace.source, "requests": len(trace.requests)},
-        "settings": plan.as_data(),
-        "analysis": dict(analysis),
+        "settings": {**plan.as_data(), "max_noise": max_noise},
         "arms": [
             {
                 "arm_id": arm.arm_id,

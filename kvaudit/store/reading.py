@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvaudit.errors import RunError
@@ -54,6 +55,17 @@ class Run:
         parts = [self._read(name, part_path(self.path, name, arm.arm_id)) for arm in self.arms() if arm.finished]
         return pa.concat_tables([TABLES[name].empty_table(), *parts])
 
+    def provenance(self, arm_ids: Sequence[str], request_ids: Sequence[str]) -> pa.Table:
+        """The rows of `provenance` for some requests in some finished arms, without reading the others."""
+        wanted = pc.field("request_id").isin(list(request_ids))
+        finished = {arm.arm_id for arm in self.arms() if arm.finished}
+        parts = [
+            self._read("provenance", part_path(self.path, "provenance", arm_id), wanted)
+            for arm_id in dict.fromkeys(arm_ids)
+            if arm_id in finished
+        ]
+        return pa.concat_tables([TABLES["provenance"].empty_table(), *parts])
+
     def _finished(self, arm_id: str) -> bool:
         path = part_path(self.path, OBSERVATIONS, arm_id)
         if not path.exists():
@@ -63,10 +75,10 @@ class Run:
             raise RunError(f"{path} has {rows} rows for {requests} requests", "replay into another folder")
         return True
 
-    def _read(self, name: str, path: Path) -> pa.Table:
+    def _read(self, name: str, path: Path, rows: pc.Expression | None = None) -> pa.Table:
         checked_rows(path, name, self.stamp)
         try:
-            return pq.read_table(path, partitioning=None).cast(TABLES[name])
+            return pq.read_table(path, partitioning=None, filters=rows).cast(TABLES[name])
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{path} is damaged: {error}", "replay the trace into another folder") from error
 

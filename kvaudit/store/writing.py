@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -67,9 +67,10 @@ class TableFile:
         self._writer = pq.ParquetWriter(self._file, footer_schema, compression="zstd")
 
     def add(self, rows: Sequence[Row]) -> None:
-        if not rows:
-            return
-        batch = pa.RecordBatch.from_pylist(list(rows), schema=self._schema)
+        if rows:
+            self.add_batch(pa.RecordBatch.from_pylist(list(rows), schema=self._schema))
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= _ROW_GROUP_BYTES:
@@ -153,12 +154,12 @@ class PartFiles:
             file.discard()
 
 
-def write_table(path: Path, table: str, stamp: Stamp, batches: Iterator[Sequence[Row]]) -> None:
-    """A whole table, row batch by row batch."""
+def write_table(path: Path, table: str, stamp: Stamp, batches: Iterable[pa.RecordBatch | Sequence[Row]]) -> None:
+    """A whole table, batch by batch."""
     file = TableFile(path, table, stamp)
     try:
-        for rows in batches:
-            file.add(rows)
+        for batch in batches:
+            file.add_batch(batch) if isinstance(batch, pa.RecordBatch) else file.add(batch)
         file.close()
         file.publish()
     except BaseException:

@@ -315,7 +315,8 @@ class Signals:
         index = torch.from_numpy(reusable).to(t.device)
         keys = self._mixed[0][:, index].float().repeat_interleave(t.heads // t.kv_heads, 0)
         scores = queries.float() @ keys.transpose(1, 2) / t.head_dim**0.5
-        return scores.softmax(-1).mean(1).cpu().numpy()
+        attention: Floats = scores.softmax(-1).mean(1).cpu().numpy()
+        return attention
 
     @property
     def _normed(self) -> Tensor:
@@ -328,8 +329,8 @@ class Signals:
 
     def _distance(self, fresh: Tensor, cached: Tensor, reusable: Positions) -> Floats:
         """Squared L2 distance over all KV heads, float32 [N] (paper 2.2, equation 1)."""
-        distance = (fresh.float() - cached.float()).square().sum((0, 2))
-        return distance.cpu().numpy()[reusable]
+        distance: Floats = (fresh.float() - cached.float()).square().sum((0, 2)).cpu().numpy()
+        return distance[reusable]
 
     def _hidden_of_all(self) -> Tensor:
         """Hidden states before the check layer of the whole prompt, for signals of tokens beyond the range."""

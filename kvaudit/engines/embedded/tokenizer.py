@@ -16,8 +16,8 @@ from kvaudit.errors import TraceError, UsageError
 
 Piece = tuple[int | None, str]
 
-TEMPLATE_DATE = datetime(2024, 7, 26)
-"""The day that templates see as today (Llama's own default), so that a prompt is the same on every day."""
+TEMPLATE_DAY = datetime(2024, 7, 26)
+"""What a chat template sees as today (Llama's own default), so that a prompt is the same on every day."""
 
 
 class ModelTokenizer:
@@ -28,6 +28,7 @@ class ModelTokenizer:
         if backend is None:
             raise UsageError(f"tokenizer {type(tokenizer).__name__} is not supported", "a tokenizer.json is needed")
         self._tokenizer = tokenizer
+        self._template = _same_every_day(tokenizer.get_chat_template()) if tokenizer.chat_template else None
         template = orjson.dumps(tokenizer.chat_template, option=orjson.OPT_SORT_KEYS)
         self._digest = hashlib.sha256(backend.to_str().encode() + b"\0" + template).hexdigest()
         self._leading_ids = self._put_before("a")
@@ -64,7 +65,7 @@ class ModelTokenizer:
         text are left out. Raises UsageError without a template, TraceError, naming the message, where the template
         refuses the messages or changes a content by more than the white space around it.
         """
-        if not self._tokenizer.chat_template:
+        if self._template is None:
             raise UsageError("the model has no chat template", "use a trace of plain segments instead of messages")
         rendered = self._rendered(messages)
         marker = _absent_marker(messages)
@@ -79,9 +80,11 @@ class ModelTokenizer:
             text: str = self._tokenizer.apply_chat_template(
                 [{"role": role, "content": content} for role, content in messages],
                 tokenize=False,
+                chat_template=self._template,
                 add_generation_prompt=True,
-                strftime_now=TEMPLATE_DATE.strftime,
             )
+        except ImportError as error:
+            raise UsageError(f"chat templates cannot be rendered: {first_line(error)}") from error
         except (TemplateError, ValueError, TypeError, LookupError) as error:
             raise TraceError(f"the model's chat template refuses the messages: {first_line(error)}") from error
         return text
@@ -109,6 +112,14 @@ def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
                 f"model {files.name!r}: no tokenizer in {files.folder}", "a tokenizer.json is needed beside the weights"
             ) from error
         return ModelTokenizer(tokenizer)
+
+
+def _same_every_day(template: str) -> str:
+    """The template under a macro of the name by which it would ask for the time."""
+    if "strftime_now" not in template:
+        return template
+    fills = "".join(f" | replace('%{code}', '{TEMPLATE_DAY.strftime(f'%{code}')}')" for code in "YymdBbAajHMS")
+    return f"{{% macro strftime_now(format) %}}{{{{ format{fills} }}}}{{% endmacro %}}{template}"
 
 
 def _absent_marker(messages: Sequence[tuple[str, str]]) -> str:

@@ -1,0 +1,5 @@
+"""`python -m kvaudit` is `kvaudit`."""
+
+from kvaudit.cli import main
+
+main()

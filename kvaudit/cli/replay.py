@@ -1,0 +1,134 @@
+"""`kvaudit replay`: run every arm of an audit over a trace, then say what was found."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Lookup, Mask, Suffix, Switches, WriteBack
+from kvaudit.errors import KvauditError, UsageError
+
+if TYPE_CHECKING:
+    from kvaudit.audit import Audit
+    from kvaudit.plan import Plan
+    from kvaudit.records import Trace
+    from kvaudit.replay import Progress
+    from kvaudit.store import RunFolder
+
+EXAMPLES = """\b
+Examples:
+  kvaudit replay trace.jsonl.gz
+  kvaudit replay trace.jsonl --orders 5 --policy token-topk --policy none -o runs/nightly
+  kvaudit replay trace.jsonl --like ideal --gap zero --recompute-ratio 0.05
+  kvaudit replay trace.jsonl --model ./Qwen3-8B --device cuda --dtype bfloat16 --cache-capacity 20GiB
+
+\b
+The same command goes on where it was interrupted. A finished replay exits with 0, or with 4 when the audit is
+inconclusive; one that was interrupted with Ctrl-C exits with 130.
+"""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_DEFAULTS = EngineSettings()
+
+
+class Interrupted(KvauditError):
+    """Stopped with Ctrl-C: 128 + SIGINT, as every shell expects."""
+
+    exit_code = 130
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The trace to replay, made by `kvaudit record`.")],
+    orders: Annotated[int, typer.Option(help="Orders: chronological, reversed, then seeded shuffles.")] = 5,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A recomputation policy to audit; may be given again. [default: token-topk, document-aligned]",
+        ),
+    ] = None,
+    recompute_ratio: Annotated[
+        float, typer.Option(metavar="SHARE", help="The share of reusable tokens that is recomputed.")
+    ] = _DEFAULTS.recompute_ratio,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="smollm2-135m, a model folder or a Hugging Face id.")
+    ] = _DEFAULTS.model,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="The engine; see `kvaudit engines`.")] = "embedded",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu or cuda.")] = _DEFAULTS.device,
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16.")
+    ] = _DEFAULTS.dtype,
+    like: Annotated[
+        str,
+        typer.Option(metavar="PRESET", help=f"Set the switches below as a real system does: {', '.join(PRESETS)}."),
+    ] = "lmcache",
+    mask: Annotated[Mask | None, typer.Option(help="What recomputed rows may see.")] = None,
+    gap: Annotated[Gap | None, typer.Option(help="What stands between chunks: separators and template glue.")] = None,
+    lookup: Annotated[Lookup | None, typer.Option(help="Whether hits after a missed chunk are used.")] = None,
+    write_back: Annotated[WriteBack | None, typer.Option(help="What is written to the cache after a request.")] = None,
+    suffix: Annotated[
+        Suffix | None, typer.Option(help="Whether what follows the last hit is among the recomputed rows.")
+    ] = None,
+    deviation: Annotated[Deviation | None, typer.Option(help="Whether keys or values rank the tokens.")] = None,
+    check_layer: Annotated[
+        int | None, typer.Option(metavar="LAYER", help="The layer at which the policy selects. [default: 1]")
+    ] = None,
+    cache_capacity: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Evict above this size, e.g. 512MiB. [default: no limit]")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the engine's own; may be given again.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds the shuffles and the random policies.")] = _DEFAULTS.seed,
+    max_noise: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="The largest share of answers that a second full prefill may give differently."
+        ),
+    ] = 0.0,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="RUN", help="The run folder. [default: runs/TRACE-SETTINGS]"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the audit that the run folder holds.")] = False,
+    format_name: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="The trace's format, where it cannot be told.")
+    ] = None,
+) -> None:
+    """Replay a trace in several orders and under controls, and hold every answer against full prefill."""
+    switches = {
+        "mask": mask,
+        "gap": gap,
+        "lookup": lookup,
+        "write_back": write_back,
+        "suffix": suffix,
+        "deviation": deviation,
+        "check_layer": check_layer,
+        "capacity_bytes": None if cache_capacity is None else parse_size(cache_capacity),
+    }
+    settings = EngineSettings(
+        model=model,
+        device=device,
+        dtype=dtype,
+        recompute_ratio=recompute_ratio,
+        switches=_switches(like, switches),
+        seed=seed,
+        options=dict(_name_and_value(text) for text in option or ()),
+    )
+    if not 0 <= max_noise <= 1:
+        raise UsageError(f"--max-noise is {max_noise}", "give a share from 0 to 1, such as 0.01")
+    from kvaudit.plan import make_plan
+    from kvaudit.traces import read_trace
+
+    recorded = read_trace(trace, format_name)
+    plan = make_plan(len(recorded.requests), engine, settings, policy or (), orders)
+    audit, run = _audited(recorded, plan, max_noise, output, force)
+    _print_result(audit, run)
+    raise typer.Exit(audit.verdict.exit_code)

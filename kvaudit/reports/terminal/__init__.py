@@ -1,0 +1,49 @@
+"""The audit as tables for people: verdict and reasons first, then the figures behind them.
+
+Fits 80 columns, needs no colour, and is the same text when it is piped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from kvaudit.reports.terminal import answers, costs, examples, settings
+from kvaudit.reports.terminal.layout import heading, sentences
+from kvaudit.reports.words import finding_details, finding_line, gate_sentence, verdict_line
+
+if TYPE_CHECKING:
+    from kvaudit.audit import Audit
+
+COLOURS = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", "no gates": "bold"}
+
+
+def render(audit: Audit, out: TextIO) -> None:
+    """Write the report to `out`; in colour and in the terminal's width where `out` is a terminal."""
+    console = Console(file=out, highlight=False, markup=False, emoji=False)
+    for part in _parts(audit):
+        console.print(part)
+
+
+def _parts(audit: Audit) -> Iterator[RenderableType]:
+    yield from _verdict(audit)
+    yield from settings.parts(audit)
+    yield from answers.parts(audit)
+    yield from costs.parts(audit)
+    yield from examples.parts(audit)
+
+
+def _verdict(audit: Audit) -> Iterator[RenderableType]:
+    yield Text(verdict_line(audit.verdict), COLOURS[audit.verdict.outcome])
+    yield from sentences([gate_sentence(result) for result in audit.verdict.gates])
+    yield from heading("Findings")
+    if not audit.findings:
+        yield Text("No policy was audited.")
+    for finding in audit.findings:
+        yield Text(finding_line(finding, audit.figures))
+        # A single reason already stands in the line itself.
+        details = finding_details(finding)
+        yield from sentences(details[1:] if finding.reasons and len(finding.reasons) == 1 else details)

@@ -1,0 +1,187 @@
+"""Sections about answers: fidelity, variation, policies and orders against each other, controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+
+from kvaudit.figures import Figure, select
+from kvaudit.records import FULL_PREFILL
+from kvaudit.reports.terminal.layout import heading, sentences, table
+from kvaudit.reports.words import counted, interval, number, p_value, percent, small
+
+if TYPE_CHECKING:
+    from kvaudit.audit import Audit
+
+
+def parts(audit: Audit) -> Iterator[RenderableType]:
+    yield from _fidelity(audit)
+    yield from _variation(audit)
+    yield from _policy_differences(audit)
+    yield from _order_differences(audit)
+    yield from _history_and_own_error(audit)
+    yield from _controls(audit)
+
+
+def _fidelity(audit: Audit) -> Iterator[RenderableType]:
+    rows = []
+    for figure in select(audit.figures, "fidelity"):
+        if figure.control == "repeat":
+            continue
+        kl = _same_place(audit, "kl_mean", figure)
+        accuracy = _same_place(audit, "accuracy", figure)
+        edits = _same_place(audit, "edit_distance", figure)
+        rows.append(
+            [
+                figure.policy or "",
+                _condition(figure),
+                percent(figure.value),
+                interval(figure),
+                small(kl.value if kl else None),
+                percent(accuracy.value if accuracy else None),
+                number(edits.value if edits else None, 1),
+            ]
+        )
+    if not rows:
+        return
+    yield from heading("Fidelity: answers equal to full prefill's, token for token")
+    yield table(("policy", "order", "equal", "95 % interval", "KL", "right", "edits"), rows, numeric_from=2)
+    yield from sentences(
+        [
+            "KL: mean divergence from full prefill in nats a token. right: answers equal to the trace's expected one. "
+            "edits: mean edit distance of the answers that differ.",
+            *_full_prefill_accuracy(audit),
+        ]
+    )
+
+
+def _full_prefill_accuracy(audit: Audit) -> list[str]:
+    found = select(audit.figures, "accuracy", FULL_PREFILL, control="none")
+    return [
+        f"Full prefill itself is right on {percent(figure.value)} of {counted(figure.n, 'request')} "
+        f"({interval(figure)} %)."
+        for figure in found
+    ]
+
+
+def _variation(audit: Audit) -> Iterator[RenderableType]:
+    rows, methods = [], set()
+    for figure in select(audit.figures, "answer_variation"):
+        flipped = select(audit.figures, "flipped_requests", figure.policy)[0]
+        visible_from = select(audit.figures, "smallest_variation", figure.policy)[0]
+        share = percent(flipped.value)
+        rows.append([figure.policy or "", percent(figure.value), interval(figure), share, percent(visible_from.value)])
+        methods |= {figure.test} if figure.test else set()
+    if not rows:
+        return
+    differences = [
+        [figure.policy or "", percent(figure.value), interval(figure), "", ""]
+        for figure in select(audit.figures, "variation_difference")
+        if figure.value is not None
+    ]
+    yield from heading("Answer variation: order pairs with different answers, mean over requests")
+    yield table(("policy", "variation", "95 % interval", "requests that vary", "visible from"), rows + differences)
+    yield from sentences(
+        [
+            "visible from: the smallest share of affected requests that would have shown with 95 % probability.",
+            f"Intervals: {'; '.join(sorted(methods))}.",
+        ]
+    )
+
+
+def _policy_differences(audit: Audit) -> Iterator[RenderableType]:
+    figures = [figure for figure in select(audit.figures, "fidelity_difference") if figure.value is not None]
+    if not figures:
+        return
+    yield from heading("Policy against policy: fidelity on the same requests, in points")
+    yield table(
+        ("policies", "order", "points", "95 % interval", "only 1st:2nd", "p", "p (Holm)"),
+        [[figure.policy or "", _condition(figure), *_contrast(figure)] for figure in figures],
+        numeric_from=2,
+    )
+    yield from sentences([f"Exact McNemar; Holm over these {len(figures)} comparisons."])
+    yield from sentences([_cochran_sentence(figure) for figure in select(audit.figures, "cochran_policies")])
+
+
+def _order_differences(audit: Audit) -> Iterator[RenderableType]:
+    lines = []
+    for policy in dict.fromkeys(figure.policy for figure in select(audit.figures, "order_difference")):
+        figures = [f for f in select(audit.figures, "order_difference", policy) if f.value is not None]
+        if not figures:
+            continue
+        significant = sum(figure.p_adjusted is not None and figure.p_adjusted < 0.05 for figure in figures)
+        widest = max(figures, key=lambda figure: abs(figure.value or 0))
+        lines.append(
+            f"{policy}: {significant} of {counted(len(figures), 'pair')} of orders differ (Holm p < 0.05); widest "
+            f"{widest.order}, {_points(widest.value)} points ({interval(widest)}), p {p_value(widest.p_value)}, Holm "
+            f"{p_value(widest.p_adjusted)}."
+        )
+        lines += [_cochran_sentence(figure) for figure in select(audit.figures, "cochran_orders", policy)]
+    if lines:
+        yield from heading("Order against order: fidelity of one policy")
+        yield from sentences(lines)
+
+
+def _history_and_own_error(audit: Audit) -> Iterator[RenderableType]:
+    rows = []
+    for figure in select(audit.figures, "history_loss"):
+        reset = next(iter(select(audit.figures, "fidelity", figure.policy, control="reset")), None)
+        if figure.value is None or reset is None or reset.value is None:
+            continue
+        own = _points(1 - reset.value)
+        rows.append([figure.policy or "", figure.order or "", own, *_contrast(figure)])
+    if not rows:
+        return
+    yield from heading("Where the loss comes from: history or the policy's own error, in points")
+    columns = ("policy", "order", "own error", "history", "95 % interval", "only 1st:2nd", "p", "p (Holm)")
+    yield table(columns, rows, numeric_from=2)
+    yield from sentences(
+        [
+            "own error: what is lost with the cache emptied before each request (reset control). history: what the "
+            f"order loses beyond it, 1st = reset, 2nd = order. Exact McNemar; Holm over these {len(rows)}."
+        ]
+    )
+
+
+def _controls(audit: Audit) -> Iterator[RenderableType]:
+    rows = [
+        ["noise floor" if metric == "noise_floor" else "repeat", figure.policy or "", *_disagreement(figure)]
+        for metric in ("noise_floor", "repeat_disagreement")
+        for figure in select(audit.figures, metric)
+    ]
+    if rows:
+        yield from heading("Controls: a second run of the same order from an empty cache")
+        yield table(("control", "policy", "differ", "95 % interval", "requests"), rows, numeric_from=2)
+
+
+def _disagreement(figure: Figure) -> list[str]:
+    return [percent(figure.value), interval(figure), f"{figure.n or 0:,}"]
+
+
+def _contrast(figure: Figure) -> list[str]:
+    discordant = ":".join(str(count) for count in figure.discordant or ())
+    p = p_value(figure.p_value)
+    return [_points(figure.value), interval(figure), discordant, p, p_value(figure.p_adjusted)]
+
+
+def _cochran_sentence(figure: Figure) -> str:
+    place = f"{figure.policy or 'all policies'}" + (f", {_condition(figure)}" if figure.order else ", all orders")
+    if figure.p_value is None:
+        return f"{place}: every request is answered alike, so there is nothing for Cochran's Q to test."
+    return (
+        f"{place}: Cochran's Q {number(figure.value)}, p {p_value(figure.p_value)}, Holm {p_value(figure.p_adjusted)}."
+    )
+
+
+def _condition(figure: Figure) -> str:
+    return (figure.order or "") if figure.control == "none" else f"({figure.control})"
+
+
+def _points(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:+.1f}"
+
+
+def _same_place(audit: Audit, metric: str, figure: Figure) -> Figure | None:
+    return next(iter(select(audit.figures, metric, figure.policy, figure.order, figure.control)), None)

@@ -1,0 +1,95 @@
+"""The worst requests with both answers side by side, and whose cached KV the damaged ones were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvaudit.examples import Answer, Example, Origin
+from kvaudit.reports.escape import excerpt, first_difference, visible
+from kvaudit.reports.terminal.layout import heading, sentences
+from kvaudit.reports.words import counted, names, number
+
+if TYPE_CHECKING:
+    from kvaudit.audit import Audit
+
+MOST_ORIGINS = 4
+
+
+def parts(audit: Audit) -> Iterator[RenderableType]:
+    if not audit.examples:
+        return
+    yield from heading("Worst requests")
+    for example in audit.examples:
+        yield from _example(example)
+
+
+def _example(example: Example) -> Iterator[RenderableType]:
+    worst = example.answers[0]
+    yield Text(
+        f"{visible(example.policy)}, request {visible(example.request_id)}: {example.differing_pairs} of "
+        f"{counted(example.compared_pairs, 'order pair')} differ"
+    )
+    agreeing = names(example.agreeing) if example.agreeing else "no order"
+    both = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), header_style="", expand=True)
+    both.add_column(f"full prefill, {agreeing}", ratio=1, overflow="fold")
+    both.add_column(names(worst.orders), ratio=1, overflow="fold")
+    split = first_difference(example.reference_text or "", worst.text or "")
+    both.add_row(_cell(example.reference_text, split), _cell(worst.text, split))
+    yield Padding(both, (0, 0, 0, 2))
+    yield from sentences([*_difference(example, worst), *_origins(example)])
+    yield Text()
+
+
+def _cell(text: str | None, around: int) -> Text:
+    return Text("(no text)" if text is None else excerpt(text, around))
+
+
+def _difference(example: Example, worst: Answer) -> list[str]:
+    facts = []
+    if worst.edit_distance is not None:
+        facts.append(f"edit distance {worst.edit_distance:,}")
+    if worst.first_difference is not None:
+        facts.append(f"first difference at token {worst.first_difference}")
+    if worst.margin is not None:
+        facts.append(f"margin of the two best logits there {number(worst.margin)}")
+    if len(example.answers) > 1:
+        facts.append(f"{counted(len(example.answers) - 1, 'further answer')} in other orders")
+    line = ", ".join(facts)
+    return [f"{line[0].upper()}{line[1:]}."] if facts else []
+
+
+def _origins(example: Example) -> list[str]:
+    if not example.origins:
+        return []
+    damaged, against = example.arms
+    foreign = sum(not origin.same_context for origin in example.origins)
+    lines = [
+        f"In {visible(damaged)} {foreign} of {counted(len(example.origins), 'reused segment')} had been computed after "
+        "other tokens than stand before them now."
+    ]
+    changed = [origin for origin in example.origins if not _same_writer(origin)]
+    if against is not None and changed:
+        shown = "; ".join(_writer(origin) for origin in changed[:MOST_ORIGINS])
+        more = f"; and {len(changed) - MOST_ORIGINS} more" if len(changed) > MOST_ORIGINS else ""
+        lines.append(f"Written by another request than in {visible(against)}: {shown}{more}.")
+    return lines
+
+
+def _same_writer(origin: Origin) -> bool:
+    return (origin.writer, origin.writer_part) == (origin.other_writer, origin.other_writer_part)
+
+
+def _writer(origin: Origin) -> str:
+    there = _who(origin.other_writer, origin.other_writer_part) if origin.other_writer else "not reused"
+    return f"segment {origin.segment} by {_who(origin.writer, origin.writer_part)} (there: {there})"
+
+
+def _who(request_id: str, part: str | None) -> str:
+    return visible(request_id) + ("'s prelude" if part == "prelude" else "")

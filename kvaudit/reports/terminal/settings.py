@@ -1,0 +1,50 @@
+"""What was audited, with every setting in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+
+from kvaudit.audit import section
+from kvaudit.reports.escape import visible
+from kvaudit.reports.terminal.layout import heading, sentences
+
+if TYPE_CHECKING:
+    from kvaudit.audit import Audit
+
+
+def parts(audit: Audit) -> Iterator[RenderableType]:
+    manifest = audit.manifest
+    chosen = section(manifest, "settings")
+    plain = {name: value for name, value in chosen.items() if name not in ("switches", "options")}
+    finished = sum(arm.finished for arm in audit.arms)
+    lines = {
+        "trace": f"{_listed(section(manifest, 'trace'))}",
+        "arms": f"{finished} of {len(audit.arms)} finished",
+        "settings": _listed(plain),
+        "switches": _listed(section(chosen, "switches")),
+        "options": _listed(section(chosen, "options")),
+        "engine": _listed({name: v for name, v in section(manifest, "engine").items() if name != "switches"}),
+        "analysis": _listed(section(manifest, "analysis")),
+        "versions": _listed(section(manifest, "versions") or section(manifest, "libraries")),
+    }
+    yield from heading("What was audited")
+    yield from sentences([f"{name}: {line}" for name, line in lines.items() if line])
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{visible(_words(name))} {_value(value)}" for name, value in values.items() if value is not None)
+
+
+def _words(name: str) -> str:
+    return str(name).replace("_", " ")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({_listed(value)})"
+    if isinstance(value, list | tuple):
+        return " ".join(_value(item) for item in value)
+    return visible(str(value))
