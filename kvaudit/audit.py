@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvaudit.checks import MAX_NOISE
-from kvaudit.compare import PlannedArm, build_grid, compare, comparisons_table, conformed
+from kvaudit.compare import Grid, PlannedArm, build_grid, compare, comparisons_table, conformed
 from kvaudit.costs import cost_figures
 from kvaudit.errors import RunError
 from kvaudit.examples import Example, ProvenanceOf, worst_requests
-from kvaudit.figures import Figure, answer_figures, summary_table
+from kvaudit.figures import Figure, answer_figures, stream_overlap, summary_table
 from kvaudit.verdict import Finding, Gates, Verdict, decide, find
 
 
@@ -46,16 +45,16 @@ class Audit:
 def analyse(run: RunTables, gates: Gates | None = None, provenance: ProvenanceOf | None = None) -> Audit:
     """The audit of a run.
 
-    `provenance` looks up rows of that table; without it the whole table is read and filtered. Raises RunError for
-    tables or a manifest that are not this version's, UsageError for gates on a policy that the run does not have.
+    `provenance` looks up rows of that table (`Run.provenance`); without it the origins of damage are not shown.
+    Raises RunError for tables or a manifest that are not this version's, UsageError for gates on a policy that the
+    run does not have.
     """
     gates = gates or Gates()
     arms = tuple(run.arms())
-    requests = conformed(run.table("requests"), "requests")
-    grid = build_grid(run.table("observations"), requests, arms)
+    grid, overlap = _arranged(run, arms)
     pairs = compare(grid)
-    figures = (*answer_figures(grid, pairs, requests, _seed(run.manifest)), *cost_figures(grid))
-    findings = find(grid, pairs, figures, _max_noise(run.manifest))
+    figures = (*answer_figures(grid, pairs, overlap, _seed(run.manifest)), *cost_figures(grid))
+    findings = find(grid, pairs, _max_noise(run.manifest))
     return Audit(
         manifest=run.manifest,
         arms=arms,
@@ -64,7 +63,7 @@ def analyse(run: RunTables, gates: Gates | None = None, provenance: ProvenanceOf
         gates=gates,
         verdict=decide(findings, figures, gates),
         figures=figures,
-        examples=worst_requests(grid, pairs, provenance or _looked_up_in(run)),
+        examples=worst_requests(grid, pairs, provenance),
         comparisons=comparisons_table(grid, pairs),
         summary=summary_table(figures),
     )
@@ -76,27 +75,21 @@ def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _arranged(run: RunTables, arms: Sequence[PlannedArm]) -> tuple[Grid, int]:
+    """The observations by arm and request, and how far the stream's windows overlap. The tables can be freed then."""
+    requests = conformed(run.table("requests"), "requests")
+    return build_grid(run.table("observations"), requests, arms), stream_overlap(requests)
+
+
 def _seed(manifest: Mapping[str, Any]) -> int:
     seed = section(manifest, "settings").get("seed")
     return seed if isinstance(seed, int) and seed >= 0 else 0
 
 
 def _max_noise(manifest: Mapping[str, Any]) -> float:
-    limit = section(manifest, "analysis").get("max_noise", section(manifest, "settings").get("max_noise"))
+    limit = section(manifest, "settings").get("max_noise")
     if limit is None:
         return MAX_NOISE
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 <= limit <= 1:
         raise RunError(f"the manifest's max_noise is {limit!r}, not a share from 0 to 1")
     return float(limit)
-
-
-def _looked_up_in(run: RunTables) -> ProvenanceOf:
-    def rows(arm_ids: Sequence[str], request_ids: Sequence[str]) -> pa.Table:
-        table = conformed(run.table("provenance"), "provenance")
-        wanted = pc.and_(
-            pc.is_in(table["arm_id"], value_set=pa.array(arm_ids, pa.string())),
-            pc.is_in(table["request_id"], value_set=pa.array(request_ids, pa.string())),
-        )
-        return table.filter(wanted)
-
-    return rows

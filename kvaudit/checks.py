@@ -162,9 +162,8 @@ def _cache_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
 
 def _starts(grid: Grid, arm: int, position: Floats) -> Flags:
     """The requests that an arm served from an empty cache: the first one, under reset every one."""
-    if grid.arms[arm].control == "reset":
-        return np.not_equal(grid.rows[arm], NO_ROW)
-    return np.equal(position, 0)
+    served: Flags = np.not_equal(grid.rows[arm], NO_ROW)
+    return served if grid.arms[arm].control == "reset" else served & (position == 0)
 
 
 def _budget_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:

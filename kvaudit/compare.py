@@ -51,6 +51,8 @@ class PlannedArm(Protocol):
 class Grid:
     """A run's observations as arms x requests. A arms as planned, R requests in the order in which they came.
 
+    expected: the right answers [R], null where the trace knows none.
+    observations: the numeric columns of that table.
     rows: int64 [A, R], the observation's row in `observations`, -1 where there is none.
     failed: bool [rows], observations with an error or without an answer: they are not comparable.
     id_codes, text_codes: int64 [rows], equal codes mean equal answers, -1 where the observation has none.
@@ -61,6 +63,7 @@ class Grid:
 
     arms: tuple[PlannedArm, ...]
     request_ids: pa.Array
+    expected: pa.Array
     observations: pa.Table
     rows: Integers
     failed: Flags
@@ -131,7 +134,8 @@ class Pair:
 def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[PlannedArm]) -> Grid:
     """Arrange observations by arm and request. Raises RunError when a table lacks a column or has the wrong type."""
     observations = conformed(observations, "observations")
-    request_ids = _request_ids(conformed(requests, "requests"))
+    stream = conformed(requests, "requests").select(["request_id", "ordinal", "expected"]).sort_by("ordinal")
+    request_ids = stream["request_id"].combine_chunks()
     arm_at = _positions(observations["arm_id"], pa.array([arm.arm_id for arm in arms], pa.string()))
     request_at = _positions(observations["request_id"], request_ids)
     planned = np.flatnonzero((arm_at >= 0) & (request_at >= 0))
@@ -147,7 +151,8 @@ def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[Planne
     return Grid(
         arms=tuple(arms),
         request_ids=request_ids,
-        observations=observations,
+        expected=stream["expected"].combine_chunks(),
+        observations=_numeric(observations),
         rows=rows.reshape(len(arms), len(request_ids)),
         failed=has_error | ((id_codes < 0) & (text_codes < 0)),
         id_codes=id_codes,
@@ -206,8 +211,8 @@ def conformed(table: pa.Table, name: str) -> pa.Table:
         raise RunError(f"the table {name!r} does not have this version's column types: {error}") from error
 
 
-def _request_ids(requests: pa.Table) -> pa.Array:
-    return requests.select(["request_id", "ordinal"]).sort_by("ordinal")["request_id"].combine_chunks()
+def _numeric(table: pa.Table) -> pa.Table:
+    return table.select([field.name for field in table.schema if field.type in (pa.int64(), pa.float64())])
 
 
 def _positions(values: pa.ChunkedArray, among: pa.Array) -> Integers:

@@ -75,6 +75,8 @@ def worst_requests(grid: Grid, pairs: Sequence[Pair], provenance: ProvenanceOf |
 
 
 def _ranked(grid: Grid, pairs: Sequence[Pair], policy: str, references: Sequence[Pair]) -> list[int]:
+    if not references:
+        return []
     variation = np.nan_to_num(variation_by_request(grid, pairs, policy))
     wrong = np.zeros(len(variation), np.int64)
     distance = np.zeros(len(variation), np.int64)

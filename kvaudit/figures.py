@@ -67,13 +67,13 @@ class Contrast(NamedTuple):
     second: np.ndarray[tuple[int], np.dtype[np.int8]]
 
 
-def answer_figures(grid: Grid, pairs: Sequence[Pair], requests: pa.Table, seed: int) -> tuple[Figure, ...]:
-    """Every figure about answers. `seed` seeds the bootstrap."""
-    block = stats.block_length(stream_overlap(requests), len(grid.request_ids))
+def answer_figures(grid: Grid, pairs: Sequence[Pair], overlap: int, seed: int) -> tuple[Figure, ...]:
+    """Every figure about answers. `overlap` is the stream's (`stream_overlap`), `seed` seeds the bootstrap."""
+    block = stats.block_length(overlap, len(grid.request_ids))
     reference = {pair.right: pair for pair in pairs if pair.kind == "reference"}
     return (
         *_fidelity(grid, reference),
-        *_accuracy(grid, requests),
+        *_accuracy(grid),
         *_variation(grid, pairs, block, seed),
         *_reproduction(grid, pairs),
         *_contrasted(list(_policy_contrasts(grid, reference)), block, seed),
@@ -116,18 +116,20 @@ def stream_overlap(requests: pa.Table) -> int:
     """How many successive requests share content: the median over documents, messages and tool results of the
     stretch of the stream from the first request that holds one to the last.
     """
-    segments = requests["segments"].combine_chunks()
-    if isinstance(segments, pa.ChunkedArray):
-        segments = pa.concat_arrays(segments.chunks) if segments.num_chunks else pa.array([], segments.type)
-    parts = pc.list_flatten(segments)
-    if len(parts) == 0:
-        return 1
-    kept = pc.is_in(parts.field("kind"), value_set=pa.array(CONTENT_KINDS)).to_numpy(zero_copy_only=False)
-    if not kept.any():
-        return 1
     stream_position = np.argsort(np.argsort(requests["ordinal"].to_numpy()))
-    holder = stream_position[pc.list_parent_indices(segments).to_numpy()[kept]]
-    content = parts.field("content_id").filter(pa.array(kept)).dictionary_encode().indices.to_numpy()
+    contents, holders, seen = [], [], 0
+    for segments in requests["segments"].chunks:
+        parts = pc.list_flatten(segments)
+        kept = pc.is_in(parts.field("kind"), value_set=pa.array(CONTENT_KINDS))
+        contents.append(parts.field("content_id").filter(kept))
+        rows = pc.list_parent_indices(segments).to_numpy()[kept.to_numpy(zero_copy_only=False)]
+        holders.append(stream_position[seen + rows])
+        seen += len(segments)
+    encoded = pa.chunked_array(contents, pa.string()).dictionary_encode()
+    if len(encoded) == 0:
+        return 1
+    content = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+    holder = np.concatenate(holders)
     first = np.full(content.max() + 1, len(requests), np.int64)
     last = np.full(content.max() + 1, -1, np.int64)
     np.minimum.at(first, content, holder)
@@ -143,6 +145,13 @@ def variation_by_request(grid: Grid, pairs: Sequence[Pair], policy: str) -> Floa
         differing += pair.differs
         comparable += pair.comparable
     return np.where(comparable > 0, differing / np.maximum(comparable, 1), np.nan)
+
+
+def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
+    """How likely the policy's repeat agrees everywhere by luck (`stats.chance_of_reproducing`); None without one."""
+    repeats = grid.find(policy, "repeat")
+    runs = _answer_codes(grid, (*grid.find(policy), *repeats))
+    return stats.chance_of_reproducing(runs) if repeats and len(runs) else None
 
 
 def _estimated(figure: Figure, estimate: Estimate | None) -> Figure:
@@ -168,9 +177,8 @@ def _fidelity(grid: Grid, reference: dict[int, Pair]) -> Iterator[Figure]:
         yield replace(_arm_figure(grid, "edit_distance", arm), value=mean, n=len(distances))
 
 
-def _accuracy(grid: Grid, requests: pa.Table) -> Iterator[Figure]:
-    by_stream = requests.select(["ordinal", "expected"]).sort_by("ordinal")
-    expected = pc.utf8_trim_whitespace(by_stream["expected"].combine_chunks().cast(pa.large_string()))
+def _accuracy(grid: Grid) -> Iterator[Figure]:
+    expected = pc.utf8_trim_whitespace(grid.expected.cast(pa.large_string()))
     if expected.null_count == len(expected):
         return
     answers = pc.utf8_trim_whitespace(grid.texts)
@@ -185,7 +193,9 @@ def _accuracy(grid: Grid, requests: pa.Table) -> Iterator[Figure]:
 
 def _variation(grid: Grid, pairs: Sequence[Pair], block: int, seed: int) -> Iterator[Figure]:
     policies = grid.policies
-    shares = np.array([variation_by_request(grid, pairs, policy) for policy in policies]).reshape(len(policies), -1)
+    shares = np.empty((len(policies), len(grid.request_ids)))
+    for row, policy in enumerate(policies):
+        shares[row] = variation_by_request(grid, pairs, policy)
     for policy, share, estimate in zip(
         policies, shares, stats.mean_intervals(shares, block, (0.0, 1.0), seed), strict=True
     ):
@@ -209,10 +219,9 @@ def _reproduction(grid: Grid, pairs: Sequence[Pair]) -> Iterator[Figure]:
                 figure = Figure(metric, pair.policy, grid.arms[pair.left].order, "repeat")
                 yield _estimated(figure, stats.wilson(int(pair.differs.sum()), int(pair.comparable.sum())))
     for policy in grid.policies:
-        runs = _answer_codes(grid, (*grid.find(policy), *grid.find(policy, "repeat")))
-        if grid.find(policy, "repeat") and len(runs):
-            chance = stats.chance_of_reproducing(runs)
-            yield Figure("chance_of_reproducing", policy, n=len(runs), test="randomisation of runs", p_value=chance)
+        chance = chance_of_reproducing(grid, policy)
+        if chance is not None:
+            yield Figure("chance_of_reproducing", policy, test="randomisation of runs", p_value=chance)
 
 
 def _answer_codes(grid: Grid, arms: Sequence[int]) -> Integers:

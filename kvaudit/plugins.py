@@ -104,7 +104,9 @@ def load(family: str, name: str) -> Any:
 
     Raises UsageError for an unknown name and PluginError, naming the plug-in, for one that cannot be loaded.
     """
-    known = available(family)
+    known: Mapping[str, Plugin] = BUILT_IN[family]
+    if name not in known:
+        known = available(family)
     if name not in known:
         raise UsageError(f"unknown {_singular(family)} {name!r}", f"known: {', '.join(known)}")
     module, _, attribute = known[name].target.partition(":")

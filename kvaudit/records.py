@@ -18,6 +18,7 @@ Part = Literal["prelude", "request"]
 FULL_PREFILL = "full-prefill"
 CHRONOLOGICAL = "chronological"
 REVERSED = "reversed"
+DEFAULT_MAX_TOKENS = 16
 SEPARATOR = "separator"
 GLUE = "glue"
 GAP_KINDS = frozenset({SEPARATOR, GLUE})
@@ -52,7 +53,7 @@ class Request:
     segments: tuple[Segment, ...]
     prelude: tuple[tuple[Segment, ...], ...] = ()
     session: str | None = None
-    max_tokens: int = 16
+    max_tokens: int = DEFAULT_MAX_TOKENS
     stop: tuple[str, ...] = ()
     chat: bool = False
     expected: str | None = None

@@ -16,7 +16,17 @@ from kvaudit.plugins import load
 from kvaudit.policies import Policy
 from kvaudit.prompts import Prompts
 from kvaudit.records import FULL_PREFILL, Arm, CacheState, Reference, Request, Sampling, Trace
-from kvaudit.rows import Exchange, Row, ledger_rows, observation_row, reference_row, request_row, selection_row
+from kvaudit.rows import (
+    Exchange,
+    Row,
+    eviction_rows,
+    observation_row,
+    provenance_rows,
+    reference_row,
+    request_row,
+    selection_row,
+    write_rows,
+)
 from kvaudit.store import RunFolder
 from kvaudit.store.references import References
 from kvaudit.store.writing import PartFiles
@@ -150,11 +160,11 @@ class _Replayer:
 
 
 def _record_details(parts: PartFiles, arm: Arm, exchange: Exchange) -> None:
-    request_id, served = exchange.request_id, exchange.served
-    if served.selection is not None:
-        parts.add("selections", [selection_row(arm.arm_id, request_id, served.selection)])
-    parts.add("provenance", ledger_rows(arm.arm_id, request_id, served.provenance))
-    parts.add("evictions", ledger_rows(arm.arm_id, request_id, exchange.evictions))
+    if exchange.served.selection is not None:
+        parts.add("selections", [selection_row(arm.arm_id, exchange.request_id, exchange.served.selection)])
+    parts.add("provenance", provenance_rows(arm.arm_id, exchange))
+    parts.add("writes", write_rows(arm.arm_id, exchange))
+    parts.add("evictions", eviction_rows(arm.arm_id, exchange))
 
 
 @contextmanager

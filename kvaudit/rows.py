@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from kvaudit.records import Arm, Eviction, Prompt, Reference, Request, Selection, Served
+from kvaudit.records import Arm, Eviction, Part, Prompt, Provenance, Reference, Request, Selection, Served, Write
 
 Row = dict[str, Any]
 
@@ -24,8 +24,8 @@ class Exchange:
     cache_entries_before: int | None
 
     @property
-    def evictions(self) -> list[Eviction]:
-        return [eviction for served in (*self.prelude, self.served) for eviction in served.evictions]
+    def parts(self) -> tuple[tuple[Part, Served], ...]:
+        return *(("prelude", served) for served in self.prelude), ("request", self.served)
 
 
 def request_row(request: Request, prompt: Prompt) -> Row:
@@ -71,7 +71,7 @@ def observation_row(
         "recomputed_tokens": served.recomputed_tokens,
         "budget_k": served.budget_k,
         "prelude_reused_tokens": sum(part.reused_tokens for part in exchange.prelude) if exchange.prelude else None,
-        "first_reused_tokens": (*exchange.prelude, served)[0].reused_tokens,
+        "first_reused_tokens": exchange.parts[0][1].reused_tokens,
         "cache_entries_before": exchange.cache_entries_before,
         "fragmentation": None if served.selection is None else len(served.selection.spans),
         "captured_deviation": captured_deviation(served.selection),
@@ -95,9 +95,21 @@ def selection_row(arm_id: str, request_id: str, selection: Selection) -> Row:
     }
 
 
-def ledger_rows(arm_id: str, request_id: str, facts: Sequence[Any]) -> list[Row]:
-    """Rows of `provenance` or `evictions`: the record's own fields, and whose they are."""
-    return [{"arm_id": arm_id, "request_id": request_id, **asdict(fact)} for fact in facts]
+def provenance_rows(arm_id: str, exchange: Exchange) -> list[Row]:
+    whose = {"arm_id": arm_id, "request_id": exchange.request_id}
+    return [{**whose, **_fields(origin)} for origin in exchange.served.provenance]
+
+
+def write_rows(arm_id: str, exchange: Exchange) -> list[Row]:
+    whose = {"arm_id": arm_id, "request_id": exchange.request_id}
+    return [{**whose, "part": part, **_fields(write)} for part, served in exchange.parts for write in served.writes]
+
+
+def eviction_rows(arm_id: str, exchange: Exchange) -> list[Row]:
+    whose = {"arm_id": arm_id, "request_id": exchange.request_id}
+    return [
+        {**whose, "part": part, **_fields(eviction)} for part, served in exchange.parts for eviction in served.evictions
+    ]
 
 
 def reference_row(request_id: str, reference: Reference) -> Row:
@@ -122,3 +134,8 @@ def first_difference(answer: Sequence[int], reference: Sequence[int]) -> int | N
         if left != right:
             return index
     return None if len(answer) == len(reference) else min(len(answer), len(reference))
+
+
+def _fields(fact: Provenance | Write | Eviction) -> Row:
+    """As `dataclasses.asdict`, without its deep copies: there is one such fact per segment of every prompt."""
+    return {name: getattr(fact, name) for name in fact.__slots__}

@@ -69,26 +69,23 @@ def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed
     """The mean of each row of [K, R] per-request values, with a bootstrap interval over requests.
 
     NaN marks a request that a row says nothing about. Requests are resampled in blocks of `block` neighbours of the
-    stream, BCa (Efron 1987), all rows with the same draws; percentile where BCa is undefined. A row in which every
-    request has the same value gives the bootstrap nothing to resample: its interval is the exact binomial one, which
-    bounds the share of unseen requests that could have any other value within `bounds`.
+    stream, BCa (Efron 1987), percentile where BCa is undefined. A row in which every request has the same value gives
+    the bootstrap nothing to resample: its interval is the exact binomial one, which bounds the share of unseen
+    requests that could have any other value within `bounds`.
     """
+    known = ~np.isnan(values)
     estimates: list[Estimate | None] = [None] * len(values)
-    counts = (~np.isnan(values)).sum(axis=1)
-    varied = []
-    for row, count in enumerate(counts):
-        present = values[row][~np.isnan(values[row])]
-        if count == 0:
-            continue
-        if np.ptp(present) == 0:
-            estimates[row] = _constant(float(present[0]), int(count), bounds)
-        else:
-            varied.append(row)
-    if varied:
-        lows, highs, methods = _bootstrap(values[varied], max(block, math.ceil(values.shape[1] / MOST_BLOCKS)), seed)
-        for row, low, high, method in zip(varied, lows, highs, methods, strict=True):
-            mean = float(np.nanmean(values[row]))
-            estimates[row] = Estimate(mean, _finite(low), _finite(high), int(counts[row]), method)
+    varied: dict[bytes, list[int]] = {}
+    for row, mask in enumerate(known):
+        present = values[row, mask]
+        if len(present) and np.ptp(present) == 0:
+            estimates[row] = _constant(float(present[0]), len(present), bounds)
+        elif len(present):
+            varied.setdefault(mask.tobytes(), []).append(row)
+    for rows in varied.values():
+        present = values[rows][:, known[rows[0]]]
+        for row, estimate in zip(rows, _bootstrapped(present, block, seed), strict=True):
+            estimates[row] = estimate
     return estimates
 
 
@@ -164,17 +161,27 @@ def _constant(value: float, n: int, bounds: tuple[float, float]) -> Estimate:
     )
 
 
-def _bootstrap(values: Floats, block: int, seed: int) -> tuple[Floats, Floats, list[str]]:
-    starts = np.linspace(0, values.shape[1], max(2, values.shape[1] // block) + 1).astype(np.int64)[:-1]
-    sums = np.add.reduceat(np.nan_to_num(values), starts, axis=1)
-    sizes = np.add.reduceat((~np.isnan(values)).astype(np.float64), starts, axis=1)
+def _bootstrapped(values: Floats, block: int, seed: int) -> list[Estimate]:
+    """Means with intervals of rows without NaN, each with at least two different values."""
+    n = values.shape[1]
+    block = max(min(block, n // 2), math.ceil(n / MOST_BLOCKS))
+    starts = np.linspace(0, n, n // block + 1).astype(np.int64)
+    sums, sizes = np.add.reduceat(values, starts[:-1], axis=1), np.diff(starts).astype(np.float64)
     low, high = _interval(sums, sizes, "BCa", seed)
     undefined = ~(np.isfinite(low) & np.isfinite(high))
     if undefined.any():
-        low[undefined], high[undefined] = _interval(sums[undefined], sizes[undefined], "percentile", seed)
+        low[undefined], high[undefined] = _interval(sums[undefined], sizes, "percentile", seed)
     over = "requests" if block == 1 else f"blocks of {block} requests"
-    names = ["percentile" if flag else "BCa" for flag in undefined]
-    return low, high, [f"{name} bootstrap over {over}, {RESAMPLES} resamples" for name in names]
+    return [
+        Estimate(
+            float(row.mean()),
+            float(bounds[0]),
+            float(bounds[1]),
+            n,
+            f"{'percentile' if fallen_back else 'BCa'} bootstrap over {over}, {RESAMPLES} resamples",
+        )
+        for row, bounds, fallen_back in zip(values, zip(low, high, strict=True), undefined, strict=True)
+    ]
 
 
 def _interval(sums: Floats, sizes: Floats, method: str, seed: int) -> tuple[Floats, Floats]:
@@ -183,7 +190,7 @@ def _interval(sums: Floats, sizes: Floats, method: str, seed: int) -> tuple[Floa
     with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
         warnings.simplefilter("ignore")  # BCa's undefined rows are answered by the percentile interval
         found = bootstrap(
-            (sums, sizes),
+            (sums, np.broadcast_to(sizes, sums.shape)),
             _ratio,
             paired=True,
             axis=-1,
@@ -198,10 +205,6 @@ def _interval(sums: Floats, sizes: Floats, method: str, seed: int) -> tuple[Floa
 
 def _ratio(sums: Floats, sizes: Floats, axis: int = -1) -> Any:
     return sums.sum(axis=axis) / sizes.sum(axis=axis)
-
-
-def _finite(bound: float) -> float | None:
-    return float(bound) if math.isfinite(bound) else None
 
 
 def _z() -> float:

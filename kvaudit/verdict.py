@@ -12,7 +12,7 @@ from kvaudit import stats
 from kvaudit.checks import STANDING, Reason, policy_reasons, reference_reasons
 from kvaudit.compare import Grid, Pair
 from kvaudit.errors import UsageError
-from kvaudit.figures import Figure, select, variation_by_request
+from kvaudit.figures import Figure, chance_of_reproducing, select, variation_by_request
 
 Seen = Literal["history-sensitive", "none-seen", "inconclusive"]
 Outcome = Literal["pass", "fail", "inconclusive", "no gates"]
@@ -92,10 +92,10 @@ class Verdict:
         return EXIT_CODES[self.outcome]
 
 
-def find(grid: Grid, pairs: Sequence[Pair], figures: Sequence[Figure], max_noise: float) -> tuple[Finding, ...]:
-    """The finding of every policy."""
+def find(grid: Grid, pairs: Sequence[Pair], max_noise: float) -> tuple[Finding, ...]:
+    """The finding of every policy. `max_noise`: the share of answers that full prefill may give differently."""
     shared = reference_reasons(grid, pairs, max_noise)
-    return tuple(_finding(grid, pairs, figures, policy, shared) for policy in grid.policies)
+    return tuple(_finding(grid, pairs, policy, shared) for policy in grid.policies)
 
 
 def decide(findings: Sequence[Finding], figures: Sequence[Figure], gates: Gates) -> Verdict:
@@ -114,15 +114,12 @@ def decide(findings: Sequence[Finding], figures: Sequence[Figure], gates: Gates)
     return Verdict("pass" if gates.any else "no gates", results)
 
 
-def _finding(
-    grid: Grid, pairs: Sequence[Pair], figures: Sequence[Figure], policy: str, shared: Sequence[Reason]
-) -> Finding:
+def _finding(grid: Grid, pairs: Sequence[Pair], policy: str, shared: Sequence[Reason]) -> Finding:
     reasons = (*shared, *policy_reasons(grid, pairs, policy))
     variation = variation_by_request(grid, pairs, policy)
     flipped = np.flatnonzero(variation > 0)
     compared = int((~np.isnan(variation)).sum())
     resets = [pair for pair in pairs if pair.kind == "reference" and pair.right in grid.find(policy, "reset")]
-    chance = select(figures, "chance_of_reproducing", policy)
     seen: Seen = "inconclusive" if reasons else "history-sensitive" if len(flipped) else "none-seen"
     return Finding(
         policy=policy,
@@ -134,7 +131,7 @@ def _finding(
         reset_compared=sum(int(pair.comparable.sum()) for pair in resets),
         own_losses=sum(int(pair.differs.sum()) for pair in resets),
         smallest_visible=stats.smallest_visible(compared),
-        chance_of_reproducing=chance[0].p_value if chance and len(flipped) else None,
+        chance_of_reproducing=chance_of_reproducing(grid, policy) if len(flipped) else None,
     )
 
 

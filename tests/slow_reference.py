@@ -157,6 +157,15 @@ class SlowEngine:
             logits = self.model.logits(self._extend(cache, ids, len(ids) - 1))
         return generated
 
+    @torch.no_grad()
+    def forced(self, prompt: Prompt, result: SlowResult, answer: Sequence[int]) -> torch.Tensor:
+        """Logits float64 [T, V] for each of the T tokens of a given answer, over the mixed cache of a result."""
+        logits, cache = [result.logits], result.cache
+        for count in range(1, len(answer)):
+            ids, cache = [*prompt.token_ids, *answer[:count]], cache.grown()
+            logits.append(self.model.logits(self._extend(cache, ids, len(ids) - 1)))
+        return torch.stack(logits)
+
     def _look_up(self, prompt: Prompt, writer: tuple[str, Part]) -> list[SlowEntry | None]:
         """Step 1: the usable entry of each segment."""
         write_back = self.switches.write_back

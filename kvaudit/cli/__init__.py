@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from kvaudit import __version__
 from kvaudit.cli import engines, policies, record, replay, report
@@ -18,8 +19,19 @@ from kvaudit.errors import KvauditError
 _PIPE_CLOSED = 141
 _FAILED = 3
 
+_IN_ORDER = ("record", "replay", "report", "policies", "engines")
+
+
+class _Commands(TyperGroup):
+    """Lists the commands in the order in which a user needs them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_IN_ORDER.index)
+
+
 app = typer.Typer(
     name="kvaudit",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -62,10 +74,12 @@ def root(
 
 
 app.add_typer(record.app, name="record")
-app.command(name="replay", epilog=replay.EXAMPLES)(replay.replay)
-app.command(name="report")(report.report)
-app.command(name="policies", epilog=policies.EXAMPLES)(policies.policies)
-app.command(name="engines", epilog=engines.EXAMPLES)(engines.engines)
+app.command("replay", epilog=replay.EXAMPLES, short_help="Replay a trace in several orders and under controls.")(
+    replay.replay
+)
+app.command("report", short_help="Print what a replay found.")(report.report)
+app.command("policies", epilog=policies.EXAMPLES, short_help="List the recomputation policies.")(policies.policies)
+app.command("engines", epilog=engines.EXAMPLES, short_help="List the engines.")(engines.engines)
 
 
 def main() -> NoReturn:
@@ -104,4 +118,4 @@ def _say(message: str, hint: str | None = None) -> None:
 
 def _discard_output() -> None:
     """Nobody reads on, so what is left in the buffer must not be an error at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import sys
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Lookup, Mask, Suffix, Switches, WriteBack
+from kvaudit.cli.values import default_run_folder, name_and_value, preset_with, report_command, size_in_bytes
+from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Lookup, Mask, Suffix, WriteBack
 from kvaudit.errors import KvauditError, UsageError
 
 if TYPE_CHECKING:
     from kvaudit.audit import Audit
     from kvaudit.plan import Plan
     from kvaudit.records import Trace
-    from kvaudit.replay import Progress
     from kvaudit.store import RunFolder
 
 EXAMPLES = """\b
@@ -34,11 +29,10 @@ The same command goes on where it was interrupted. A finished replay exits with 
 inconclusive; one that was interrupted with Ctrl-C exits with 130.
 """
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _DEFAULTS = EngineSettings()
 
 
-class Interrupted(KvauditError):
+class ReplayInterruptedError(KvauditError):
     """Stopped with Ctrl-C: 128 + SIGINT, as every shell expects."""
 
     exit_code = 130
@@ -62,9 +56,7 @@ def replay(
     ] = _DEFAULTS.model,
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine; see `kvaudit engines`.")] = "embedded",
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu or cuda.")] = _DEFAULTS.device,
-    dtype: Annotated[
-        str, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16.")
-    ] = _DEFAULTS.dtype,
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16.")] = _DEFAULTS.dtype,
     like: Annotated[
         str,
         typer.Option(metavar="PRESET", help=f"Set the switches below as a real system does: {', '.join(PRESETS)}."),
@@ -103,32 +95,61 @@ def replay(
     ] = None,
 ) -> None:
     """Replay a trace in several orders and under controls, and hold every answer against full prefill."""
-    switches = {
-        "mask": mask,
-        "gap": gap,
-        "lookup": lookup,
-        "write_back": write_back,
-        "suffix": suffix,
-        "deviation": deviation,
-        "check_layer": check_layer,
-        "capacity_bytes": None if cache_capacity is None else parse_size(cache_capacity),
-    }
     settings = EngineSettings(
         model=model,
         device=device,
         dtype=dtype,
         recompute_ratio=recompute_ratio,
-        switches=_switches(like, switches),
+        switches=preset_with(
+            like,
+            mask=mask,
+            gap=gap,
+            lookup=lookup,
+            write_back=write_back,
+            suffix=suffix,
+            deviation=deviation,
+            check_layer=check_layer,
+            capacity_bytes=None if cache_capacity is None else size_in_bytes(cache_capacity),
+        ),
         seed=seed,
-        options=dict(_name_and_value(text) for text in option or ()),
+        options=dict(name_and_value(text) for text in option or ()),
     )
     if not 0 <= max_noise <= 1:
         raise UsageError(f"--max-noise is {max_noise}", "give a share from 0 to 1, such as 0.01")
     from kvaudit.plan import make_plan
+    from kvaudit.reports.words import headline
+    from kvaudit.store import new_manifest, open_folder
     from kvaudit.traces import read_trace
 
     recorded = read_trace(trace, format_name)
     plan = make_plan(len(recorded.requests), engine, settings, policy or (), orders)
-    audit, run = _audited(recorded, plan, max_noise, output, force)
-    _print_result(audit, run)
+    manifest = new_manifest(recorded, plan, max_noise)
+    path = output or default_run_folder(trace, manifest["settings_digest"])
+    with open_folder(path, manifest, force=force) as folder:
+        audit = _audited(recorded, plan, folder, max_noise)
+    for line in (*headline(audit), f"Report: {report_command(path)}"):
+        typer.echo(line)
     raise typer.Exit(audit.verdict.exit_code)
+
+
+def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float) -> Audit:
+    from kvaudit.audit import analyse
+    from kvaudit.cli.progress import progress_on_stderr
+    from kvaudit.plugins import load
+    from kvaudit.replay import replay as run_arms
+
+    try:
+        with progress_on_stderr() as progress:
+            run_arms(trace, lambda: load("engines", plan.engine)(plan.settings), plan, folder, progress)
+        folder.set_max_noise(max_noise)
+        audit = analyse(folder.run, provenance=folder.run.provenance)
+        folder.write_table("comparisons", audit.comparisons.to_batches())
+        folder.write_table("summary", audit.summary.to_batches())
+    except KeyboardInterrupt as stop:
+        arms = folder.run.arms()
+        finished = sum(arm.finished for arm in arms)
+        raise ReplayInterruptedError(
+            f"interrupted: {finished} of {len(arms)} arms are finished and kept in {folder.path}",
+            "the same command goes on from there",
+        ) from stop
+    return audit

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -35,6 +35,7 @@ from kvaudit.records import (
     Sampling,
     Selection,
     Served,
+    Write,
     runs,
 )
 
@@ -78,23 +79,9 @@ class ByteTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    content_id: str
     writer_request_id: str
     writer_part: Part
-    ordinal: int
-    position: int
-    context_hash: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Reuse:
-    reused: int = 0
-    reusable: int = 0
-    recomputed: int = 0
-    selection: Selection | None = None
-    provenance: tuple[Provenance, ...] = ()
-    evictions: tuple[Eviction, ...] = ()
+    write: Write
 
 
 class ScriptedEngine:
@@ -107,7 +94,8 @@ class ScriptedEngine:
         if self._fault not in FAULTS:
             raise UsageError(f"engine 'scripted' has no fault {self._fault!r}", f"known: {', '.join(FAULTS)}")
         self._settings = settings
-        self._delay = float(options.get("delay-ms", "0")) / 1000
+        self._delay = _number(options, "delay-ms", 0) / 1000
+        self._context = _number(options, "context", 0) or None
         self._silent = options.get("figures") == "none"
         self._cache: OrderedDict[str, _Entry] = OrderedDict()
         self._evicted: set[str] = set()
@@ -117,12 +105,11 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        context = self._settings.options.get("context")
         return Capabilities(
             policies=True,
             provenance=True,
             reference_logprobs=not self._silent,
-            max_prompt_tokens=int(context) if context else None,
+            max_prompt_tokens=self._context,
             vocabulary_size=_BOS + 1,
         )
 
@@ -137,12 +124,13 @@ class ScriptedEngine:
         self._expect(not self._closed, "a reset after close")
         if not self._fault.endswith("stale-cache"):
             self._cache.clear()
+            self._writes = 0
         self._evicted.clear()
         self._served = []
         if self._silent:
             return CacheState(None, None)
         admitted = [] if self._fault == "hidden-stale-cache" else list(self._cache.values())
-        return CacheState(len(admitted), sum(entry.size_bytes for entry in admitted))
+        return CacheState(len(admitted), sum(entry.write.size_bytes for entry in admitted))
 
     def close(self) -> None:
         self._expect(not self._closed, "a second close")
@@ -160,34 +148,38 @@ class ScriptedEngine:
         served = self._expected_call(request_id, part, prompt, sampling, policy, reference)
         if self._fault == "crash" and request_id == self._settings.options.get("at"):
             raise RuntimeError("the planted crash")
-        time.sleep(self._delay)
+        if self._delay:
+            time.sleep(self._delay)
         answer = "" if part == "prelude" else self._answer(prompt, sampling, policy, served)
-        reuse = _Reuse() if policy is None else self._reuse(request_id, part, prompt, policy)
+        answered = self._answered(answer, prompt, sampling, reference, shown=policy is None)
+        if policy is not None:
+            answered = self._reusing(answered, request_id, part, prompt, policy)
         if part == "request":
             served.append(request_id)
+        return answered
+
+    def _answered(
+        self, answer: str, prompt: Prompt, sampling: Sampling, reference: Reference | None, *, shown: bool
+    ) -> Served:
+        """The answer as full prefill gives it, held against the reference, or `shown` as a reference itself."""
         ids = tuple(answer.encode())
-        first_ms = 1 + (len(prompt.token_ids) - reuse.reused + reuse.recomputed) / 100
-        held = reference is not None and not self._silent
-        shown = policy is None and reference is None and not self._silent
-        return Served(
+        plain = Served(
             answer_ids=ids,
             answer_text=answer,
             finish_reason="length" if len(ids) == sampling.max_tokens else "stop",
             prompt_tokens=len(prompt.token_ids),
-            ttft_ms=None if self._silent else first_ms,
-            total_ms=None if self._silent else first_ms + len(ids) / 10,
-            reused_tokens=reuse.reused,
-            reusable_tokens=reuse.reusable,
-            recomputed_tokens=reuse.recomputed,
-            budget_k=reuse.recomputed,
-            selection=reuse.selection,
-            provenance=reuse.provenance,
-            evictions=reuse.evictions,
-            kl=float(reference is not None and ids != tuple(reference.generated_ids)) if held else None,
-            reference_logprob=-0.1 * len(ids) if held else None,
-            margin=2.0 if held else None,
-            reference=Reference(ids, [(token, _BOS) for token in ids], [(-0.1, -3.0) for _ in ids]) if shown else None,
         )
+        if self._silent:
+            return plain
+        timed = replace(plain, ttft_ms=self._ttft(prompt), total_ms=self._ttft(prompt) + len(ids) / 10)
+        if reference is not None:
+            differs = ids != tuple(reference.generated_ids)
+            return replace(timed, kl=float(differs), reference_logprob=-0.1 * len(ids), margin=2.0)
+        own = Reference(ids, [(token, _BOS) for token in ids], [(-0.1, -3.0) for _ in ids])
+        return replace(timed, reference=own) if shown else timed
+
+    def _ttft(self, prompt: Prompt, saved_tokens: int = 0) -> float:
+        return 1 + (len(prompt.token_ids) - saved_tokens) / 100
 
     def _answer(self, prompt: Prompt, sampling: Sampling, policy: Policy | None, served: list[str]) -> str:
         let_in = self._let_in(prompt, policy, served)
@@ -211,21 +203,28 @@ class ScriptedEngine:
             case "eviction":
                 return [chunk for chunk in chunks if chunk in self._evicted] or None
             case "stale-cache" | "hidden-stale-cache":
-                return [self._cache[chunk].ordinal for chunk in chunks if chunk in self._cache] or None
+                return [self._cache[chunk].write.write_ordinal for chunk in chunks if chunk in self._cache] or None
             case "random-reuse":
                 return secrets.token_hex()
         return None
 
-    def _reuse(self, request_id: str, part: Part, prompt: Prompt, policy: Policy) -> _Reuse:
+    def _reusing(self, answered: Served, request_id: str, part: Part, prompt: Prompt, policy: Policy) -> Served:
         hits = [index for index, segment in enumerate(prompt.segments) if self._usable(segment)]
         context = self._selection_context(request_id, prompt, policy, frozenset(hits))
-        return _Reuse(
-            reused=sum(prompt.segments[index].end - prompt.segments[index].start for index in hits),
-            reusable=len(context.positions),
-            recomputed=context.k,
+        provenance = tuple(self._provenance(index, prompt) for index in hits)
+        writes, evictions = self._write_back(request_id, part, prompt, hits)
+        reused = sum(prompt.segments[index].end - prompt.segments[index].start for index in hits)
+        return replace(
+            answered,
+            ttft_ms=None if self._silent else self._ttft(prompt, reused - context.k),
+            reused_tokens=reused,
+            reusable_tokens=len(context.positions),
+            recomputed_tokens=context.k,
+            budget_k=context.k,
             selection=_selection(policy, context),
-            provenance=tuple(self._provenance(index, prompt) for index in hits),
-            evictions=self._write_back(request_id, part, prompt, hits),
+            provenance=provenance,
+            writes=writes,
+            evictions=evictions,
         )
 
     def _usable(self, segment: PromptSegment) -> bool:
@@ -236,13 +235,13 @@ class ScriptedEngine:
         entry = self._cache[segment.content_id]
         return Provenance(
             segment=index,
-            content_id=entry.content_id,
+            content_id=entry.write.content_id,
             writer_request_id=entry.writer_request_id,
             writer_part=entry.writer_part,
-            write_ordinal=entry.ordinal,
-            old_position=entry.position,
+            write_ordinal=entry.write.write_ordinal,
+            old_position=entry.write.position,
             new_position=segment.start,
-            context_hash_written=entry.context_hash,
+            context_hash_written=entry.write.context_hash,
             context_hash_now=_context_hash(prompt, segment),
         )
 
@@ -271,28 +270,31 @@ class ScriptedEngine:
             query_attention=lambda: deviation[None] / max(1.0, float(deviation.sum())),
         )
 
-    def _write_back(self, request_id: str, part: Part, prompt: Prompt, hits: Sequence[int]) -> tuple[Eviction, ...]:
+    def _write_back(
+        self, request_id: str, part: Part, prompt: Prompt, hits: Sequence[int]
+    ) -> tuple[tuple[Write, ...], tuple[Eviction, ...]]:
         for index in hits:
             self._cache.move_to_end(prompt.segments[index].content_id)
-        evictions: list[Eviction] = []
+        writes, evictions, before = list[Write](), list[Eviction](), list[int]()
         for segment in _chunks(prompt):
-            if segment.content_id in self._cache or self._fault == "no-reuse":
-                continue
-            size = (segment.end - segment.start) * _BYTES_A_TOKEN
-            self._writes += 1
-            context = _context_hash(prompt, segment)
-            self._cache[segment.content_id] = _Entry(
-                segment.content_id, request_id, part, self._writes, segment.start, context, size
-            )
-            evictions += self._make_room()
-        return tuple(evictions)
+            if segment.content_id not in self._cache and self._fault != "no-reuse":
+                self._writes += 1
+                tokens = segment.end - segment.start
+                context, size = _context_hash(prompt, segment), tokens * _BYTES_A_TOKEN
+                write = Write(segment.content_id, self._writes, segment.start, tokens, context, tuple(before), size)
+                self._cache[segment.content_id] = _Entry(request_id, part, write)
+                writes.append(write)
+                evictions += self._make_room()
+            if segment.content_id in self._cache:
+                before.append(self._cache[segment.content_id].write.write_ordinal)
+        return tuple(writes), tuple(evictions)
 
     def _make_room(self) -> list[Eviction]:
         capacity, evictions = self._settings.switches.capacity_bytes, list[Eviction]()
-        while capacity is not None and sum(entry.size_bytes for entry in self._cache.values()) > capacity:
-            _, entry = self._cache.popitem(last=False)
-            self._evicted.add(entry.content_id)
-            evictions.append(Eviction(entry.content_id, entry.ordinal, entry.size_bytes))
+        while capacity is not None and sum(entry.write.size_bytes for entry in self._cache.values()) > capacity:
+            content_id, entry = self._cache.popitem(last=False)
+            self._evicted.add(content_id)
+            evictions.append(Eviction(content_id, entry.write.write_ordinal, entry.write.size_bytes))
         return evictions
 
     def _expected_call(
@@ -325,6 +327,13 @@ class ScriptedEngine:
 
 def open_engine(settings: EngineSettings) -> ScriptedEngine:
     return ScriptedEngine(settings)
+
+
+def _number(options: Mapping[str, str], name: str, default: int) -> int:
+    text = options.get(name, str(default))
+    if not text.isdecimal():
+        raise UsageError(f"engine 'scripted': {name} is {text!r}, not a number")
+    return int(text)
 
 
 def _chunks(prompt: Prompt) -> list[PromptSegment]:

@@ -46,7 +46,6 @@ def as_data(audit: Audit) -> dict[str, Any]:
         "trace": manifest.get("trace"),
         "engine": manifest.get("engine"),
         "settings": manifest.get("settings"),
-        "analysis": manifest.get("analysis"),
         "versions": manifest.get("versions", manifest.get("libraries")),
         "requests": audit.requests,
         "arms": [

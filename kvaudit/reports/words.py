@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvaudit.checks import Reason
 from kvaudit.figures import Figure, select
 from kvaudit.reports.escape import visible
+from kvaudit.stats import ALPHA
 from kvaudit.verdict import Finding, GateResult, Verdict
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ SEEN: Mapping[str, str] = MappingProxyType(
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    return "-" if share is None else f"{100 * share:.{digits}f} %"
+    """A share in percent; what is not quite nothing or everything never reads as if it were."""
+    if share is None:
+        return "-"
+    shown, step = f"{100 * share:.{digits}f}", 10**-digits
+    if 0 < share < 1 and float(shown) in (0, 100):
+        return f"<{step:.{digits}f} %" if float(shown) == 0 else f">{100 - step:.{digits}f} %"
+    return f"{shown} %"
 
 
 def interval(figure: Figure, digits: int = 1) -> str:
@@ -53,7 +60,7 @@ def names(items: Sequence[str], most: int = MOST_NAMES) -> str:
 
 
 def counted(count: int | None, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    return f"{count or 0:,} {noun}" + ("" if count == 1 else "s")
 
 
 def reason_sentence(reason: Reason) -> str:
@@ -84,7 +91,7 @@ _REASONS: Mapping[str, Callable[[Reason], str]] = MappingProxyType(
         "nothing-reused": lambda r: "Nothing was reused in any order: there was no history to be sensitive to.",
         "reuse-unknown": lambda r: "The engine did not say whether any cached token was reused.",
         "cache-not-empty": lambda r: (
-            f"The cache was not empty at {counted(r.count, 'start')} that should have been from empty: {names(r.names)}."
+            f"The cache was not empty at {counted(r.count, 'start')} from an empty cache: {names(r.names)}."
         ),
         "cache-unverified": lambda r: (
             f"It could not be verified that the cache was empty at {counted(r.count, 'start')}: {names(r.names)}."
@@ -118,8 +125,8 @@ def finding_line(finding: Finding, figures: Sequence[Figure]) -> str:
         )
     variation = select(figures, "answer_variation", finding.policy)[0]
     return (
-        f"{head}. {finding.flipped:,} of {counted(finding.compared, 'request')} changed with the order; answer variation "
-        f"{percent(variation.value)} (95 % interval {interval(variation)} %)."
+        f"{head}. {finding.flipped:,} of {counted(finding.compared, 'request')} changed with the order; answer "
+        f"variation {percent(variation.value)} (95 % interval {interval(variation)} %)."
     )
 
 
@@ -128,16 +135,11 @@ def finding_details(finding: Finding) -> list[str]:
     if finding.seen == "inconclusive":
         sentences = [reason_sentence(reason) for reason in finding.reasons]
     elif finding.seen == "history-sensitive":
-        sentences = ["The repeat control reproduced every answer, so run-to-run variation is not the cause."]
+        sentences = [_reproduced(finding)]
     else:
         sentences = []
     if finding.flipped:
         sentences.append(f"Changed with the order: {names(finding.examples)}{_further(finding)}.")
-    if finding.chance_of_reproducing is not None and finding.seen == "history-sensitive":
-        sentences.append(
-            "If answers varied at random from run to run, the repeat would still have agreed everywhere with "
-            f"probability {p_value(finding.chance_of_reproducing)}."
-        )
     if finding.reset_compared:
         sentences.append(_own_error(finding))
     return sentences
@@ -189,13 +191,25 @@ def _further(finding: Finding) -> str:
     return f" (of {finding.flipped:,})" if more > 0 else ""
 
 
-def _own_error(finding: Finding) -> str:
-    if finding.own_losses == 0:
-        return (
-            f"With the cache emptied before each request all {finding.reset_compared:,} answers equal full prefill's: "
-            "what is lost in the orders is history."
-        )
-    return (
-        f"With the cache emptied before each request {finding.own_losses:,} of {finding.reset_compared:,} answers still "
-        "differ from full prefill's: so much is the policy's own error."
+def _reproduced(finding: Finding) -> str:
+    head = "The repeat control reproduced every answer"
+    chance = finding.chance_of_reproducing
+    if chance is None:
+        return f"{head}."
+    consequence = (
+        "run-to-run variation is not the cause"
+        if chance < ALPHA
+        else "too few requests changed for the repeat alone to rule run-to-run variation out"
     )
+    return f"{head}. Answers that vary from run to run would do so with probability {p_value(chance)}: {consequence}."
+
+
+def _own_error(finding: Finding) -> str:
+    head = "With the cache emptied before each request"
+    if finding.own_losses:
+        return (
+            f"{head} {finding.own_losses:,} of {finding.reset_compared:,} answers still differ from full prefill's: so "
+            "much is the policy's own error."
+        )
+    history = ": what is lost in the orders is history" if finding.seen == "history-sensitive" else ""
+    return f"{head} all {finding.reset_compared:,} answers equal full prefill's{history}."

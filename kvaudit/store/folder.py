@@ -52,13 +52,13 @@ class RunFolder:
             changed = [key for key in sorted({*facts, *began_with}) if facts.get(key) != began_with.get(key)]
             raise RunError(
                 f"{self.path} was begun with another engine: {_changes(changed, began_with, facts)}",
-                f"{_ELSEWHERE}, or --force to replace it",
+                f"make that as it was, {_ELSEWHERE}, or --force to replace it",
             )
         with _system_refusals(self.path):
             if self._replaced is not None:
                 _remove(self.path, self._replaced)
             if self._resumed:
-                self._remove_remains()
+                self._remove_marks()
         self.manifest |= {"engine": facts, "status": UNFINISHED, "finished": None}
         self._write_manifest()
 
@@ -104,10 +104,14 @@ class RunFolder:
             return False
         return rows == int(requests)
 
-    def _remove_remains(self) -> None:
-        """Take away what a cut-off replay left: temporary files, and marks of arms that will run anew."""
+    def remove_temporary_files(self) -> None:
+        """What a killed replay left, and what an interrupt left that struck between a file's opening and anyone's
+        knowing of it."""
         for file in _written(self.path, self.manifest):
             file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
+
+    def _remove_marks(self) -> None:
+        """No arm that will run anew may look finished before it is."""
         for arm in self.manifest["arms"]:
             if arm["arm_id"] not in self.finished:
                 part_path(self.path, OBSERVATIONS, arm["arm_id"]).unlink(missing_ok=True)
@@ -131,7 +135,11 @@ def open_folder(path: Path, manifest: Manifest, *, force: bool = False) -> Itera
     except Timeout as error:
         raise RunError(f"another replay is writing to {path}", f"wait until it is done, or {_ELSEWHERE}") from error
     try:
-        yield _claimed(path, manifest, force)
+        folder = _claimed(path, manifest, force)
+        try:
+            yield folder
+        finally:
+            folder.remove_temporary_files()
     finally:
         if not (path / MANIFEST).exists():
             (path / LOCK).unlink(missing_ok=True)

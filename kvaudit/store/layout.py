@@ -18,7 +18,7 @@ TEMPORARY = ".tmp"
 FORMAT = "kvaudit run"
 
 OBSERVATIONS = "observations"
-ARM_TABLES = ("selections", "provenance", "evictions", OBSERVATIONS)
+ARM_TABLES = ("selections", "provenance", "writes", "evictions", OBSERVATIONS)
 """Tables with a part for each arm. Observations come last: their part is the mark that the arm is finished."""
 WHOLE_TABLES = tuple(name for name in TABLES if name not in ARM_TABLES)
 

@@ -78,7 +78,12 @@ class Run:
     def _read(self, name: str, path: Path, rows: pc.Expression | None = None) -> pa.Table:
         checked_rows(path, name, self.stamp)
         try:
-            return pq.read_table(path, partitioning=None, filters=rows).cast(TABLES[name])
+            if rows is None:
+                with pq.ParquetFile(path) as file:
+                    table = file.read()
+            else:
+                table = pq.read_table(path, partitioning=None, filters=rows)
+            return table.cast(TABLES[name])
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{path} is damaged: {error}", "replay the trace into another folder") from error
 

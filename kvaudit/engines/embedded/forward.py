@@ -6,7 +6,7 @@ values, of the prompt that is being served. "Raw" keys are those before rotation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -165,6 +165,25 @@ class Transformer:
             for b in visibility.blocks
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def below(
+        self, layer: int, token_ids: Sequence[int], keep: Callable[[int, Projected], None] | None = None
+    ) -> Tensor:
+        """Hidden states [n, hidden] before `layer` of tokens at positions 0.., with an exact causal mask.
+
+        `keep` is shown what each layer below projects.
+        """
+        tokens = len(token_ids)
+        rotation = self.rotation(0, tokens)
+        hidden = self.embed(token_ids)
+        causal = Visibility(torch.arange(tokens, device=self.device), ())
+        for lower in range(layer):
+            made = self.project(lower, self.normed(lower, hidden), rotation)
+            if keep is not None:
+                keep(lower, made)
+            attended = self.attend(made.queries, made.keys, made.values, causal)
+            hidden = self.after_attention(lower, hidden, attended)
+        return hidden
 
     def extend(
         self, token_ids: Sequence[int], arena: Tensor, start: int, raw: Tensor | None = None, every_row: bool = False

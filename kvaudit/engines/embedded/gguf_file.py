@@ -41,11 +41,9 @@ def parsed_once() -> Iterator[None]:
         gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
 
 
-def check_gguf(path: Path) -> frozenset[int]:
-    """The token ids that end an answer.
-
-    transformers passes over what it does not know in a GGUF file. Raises UsageError, naming it, where that would
-    change the model: rotary scaling, an active sliding window, tensors that no layer reads.
+def check_gguf(path: Path) -> None:
+    """Raise UsageError, naming it, for what transformers passes over in a GGUF file although it changes the model:
+    rotary scaling, an active sliding window, tensors that no layer reads.
     """
     import gguf
 
@@ -65,8 +63,27 @@ def check_gguf(path: Path) -> frozenset[int]:
     unread = [tensor.name for tensor in file.tensors if not _is_read(tensor.name, architecture)]
     if unread:
         raise UsageError(f"{path.name}: tensor {unread[0]!r} in a GGUF file is not supported", _SAFETENSORS)
+
+
+def gguf_end_ids(path: Path) -> frozenset[int]:
+    """What the file says ends an answer; releases of transformers fall back to other ids in its place."""
+    import gguf
+
+    file = gguf.GGUFReader(path)
     ends = (_value(file, key) for key in END_KEYS)
     return frozenset(int(end) for end in ends if end is not None)
+
+
+def gguf_leading_ids(path: Path) -> tuple[int, ...] | None:
+    """What the file says stands before every text, None where it says nothing; transformers 5.0 puts BOS there."""
+    import gguf
+
+    file = gguf.GGUFReader(path)
+    adds = _value(file, "tokenizer.ggml.add_bos_token")
+    if adds is None:
+        return None
+    begin = _value(file, "tokenizer.ggml.bos_token_id")
+    return (int(begin),) if adds and begin is not None else ()
 
 
 _SAFETENSORS = "use the model's safetensors"

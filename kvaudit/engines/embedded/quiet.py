@@ -17,9 +17,7 @@ def quietly(what: str) -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     verbosity = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -32,8 +30,6 @@ def quietly(what: str) -> Iterator[None]:
         ) from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def first_line(error: BaseException) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 
 import orjson
 
-from kvaudit.engines.embedded.gguf_file import parsed_once
+from kvaudit.engines.embedded.gguf_file import gguf_end_ids, gguf_leading_ids, parsed_once
 from kvaudit.engines.embedded.models import ModelFiles
 from kvaudit.engines.embedded.quiet import first_line, quietly
 from kvaudit.errors import TraceError, UsageError
 
 Piece = tuple[int | None, str]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 TEMPLATE_DAY = datetime(2024, 7, 26)
 """What a chat template sees as today (Llama's own default), so that a prompt is the same on every day."""
@@ -23,7 +24,10 @@ TEMPLATE_DAY = datetime(2024, 7, 26)
 class ModelTokenizer:
     """The `Tokenizer` of an engine over a transformers tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(
+        self, tokenizer: Any, leading_ids: tuple[int, ...] | None = None, end_ids: frozenset[int] | None = None
+    ) -> None:
+        """`leading_ids` and `end_ids` where a file gives them; otherwise the tokenizer's own."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UsageError(f"tokenizer {type(tokenizer).__name__} is not supported", "a tokenizer.json is needed")
@@ -31,7 +35,9 @@ class ModelTokenizer:
         self._template = _same_every_day(tokenizer.get_chat_template()) if tokenizer.chat_template else None
         template = orjson.dumps(tokenizer.chat_template, option=orjson.OPT_SORT_KEYS)
         self._digest = hashlib.sha256(backend.to_str().encode() + b"\0" + template).hexdigest()
-        self._leading_ids = self._put_before("a")
+        self._leading_ids = self._put_before("a") if leading_ids is None else leading_ids
+        own_end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self._end_ids = frozenset(own_end) if end_ids is None else end_ids
 
     @property
     def digest(self) -> str:
@@ -44,9 +50,8 @@ class ModelTokenizer:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The id that ends an answer, as the tokenizer has it."""
-        end = self._tokenizer.eos_token_id
-        return frozenset() if end is None else frozenset([end])
+        """The ids that end an answer, as the tokenizer has them."""
+        return self._end_ids
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
@@ -68,8 +73,7 @@ class ModelTokenizer:
         if self._template is None:
             raise UsageError("the model has no chat template", "use a trace of plain segments instead of messages")
         rendered = self._rendered(messages)
-        marker = _absent_marker(messages)
-        marks = [f"{marker}{index}{marker}" for index in range(len(messages))]
+        marks = [f"kvaudit-message-{index}-content" for index in range(len(messages))]
         marked = self._rendered([(role, mark) for (role, _), mark in zip(messages, marks, strict=True)])
         return _pieces(rendered, _glue(marked, marks), [content for _, content in messages])
 
@@ -99,19 +103,22 @@ class ModelTokenizer:
 
 
 def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
-    """The tokenizer beside a model's weights, or the one in its GGUF file. Raises EngineError for a damaged one."""
+    """The tokenizer beside a model's weights, or the one in its GGUF file.
+
+    Raises UsageError where there is none, EngineError for a damaged one.
+    """
+    if files.gguf_file is None and not any((files.folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UsageError(f"model {files.name!r}: no tokenizer in {files.folder}", "needs a tokenizer.json")
     with quietly(f"tokenizer of model {files.name!r}"), parsed_once():
         from transformers import AutoTokenizer
 
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                files.folder, gguf_file=files.gguf_file, local_files_only=True, trust_remote_code=False
-            )
-        except OSError as error:
-            raise UsageError(
-                f"model {files.name!r}: no tokenizer in {files.folder}", "a tokenizer.json is needed beside the weights"
-            ) from error
-        return ModelTokenizer(tokenizer)
+        tokenizer = AutoTokenizer.from_pretrained(
+            files.folder, gguf_file=files.gguf_file, local_files_only=True, trust_remote_code=False
+        )
+        if files.gguf_file is None:
+            return ModelTokenizer(tokenizer)
+        path = files.folder / files.gguf_file
+        return ModelTokenizer(tokenizer, gguf_leading_ids(path), gguf_end_ids(path))
 
 
 def _same_every_day(template: str) -> str:
@@ -120,13 +127,6 @@ def _same_every_day(template: str) -> str:
         return template
     fills = "".join(f" | replace('%{code}', '{TEMPLATE_DAY.strftime(f'%{code}')}')" for code in "YymdBbAajHMS")
     return f"{{% macro strftime_now(format) %}}{{{{ format{fills} }}}}{{% endmacro %}}{template}"
-
-
-def _absent_marker(messages: Sequence[tuple[str, str]]) -> str:
-    marker = "kvaudit-message-"
-    while any(marker in content for _, content in messages):
-        marker += "x-"
-    return marker
 
 
 def _glue(marked: str, marks: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvaudit.engines.embedded.gguf_file import check_gguf, parsed_once
+from kvaudit.engines.embedded.gguf_file import check_gguf, gguf_end_ids, parsed_once
 from kvaudit.engines.embedded.models import ModelFiles
 from kvaudit.engines.embedded.quiet import quietly
 from kvaudit.engines.embedded.rotary import rope_type_of, rotary_frequencies
@@ -68,20 +68,19 @@ class Weights:
 
 
 def load_weights(files: ModelFiles, dtype: torch.dtype, device: torch.device, end_ids: Collection[int] = ()) -> Weights:
-    """A model's weights on `device` in `dtype`. `end_ids`: what ends an answer beside what the model itself says,
-    as the tokenizer has it.
+    """A model's weights on `device` in `dtype`. `end_ids` (the tokenizer's) end an answer beside the model's own.
 
-    Never much more than the model and one layer in memory. Raises UsageError for a model that the forward pass does
-    not compute, EngineError for files that are damaged or incomplete, or a model that does not fit.
+    Each layer of the loaded model is freed once it is converted. Raises UsageError for a model that the forward pass
+    does not compute, EngineError for files that are damaged or incomplete, or a model that does not fit.
     """
     weight_files = files.weight_files
     with quietly(f"model {files.name!r}"), parsed_once():
-        # A GGUF file says itself what ends an answer; transformers falls back to its family's default.
-        gguf_ends = check_gguf(weight_files[0]) if files.gguf_file else None
+        if files.gguf_file is not None:
+            check_gguf(weight_files[0])
         config = _config(files)
         check_supported(config)
         hf_model = _hf_model(files, config, dtype)
-        own_ends = _end_ids(hf_model) if gguf_ends is None else gguf_ends
+        own_ends = _end_ids(hf_model) if files.gguf_file is None else gguf_end_ids(weight_files[0])
         try:
             return _converted(hf_model, _handed_over(hf_model.model), dtype, device, own_ends.union(end_ids))
         except torch.OutOfMemoryError as error:
@@ -216,6 +215,9 @@ def _converted(
 
 def _layer(layer: nn.Module, dtype: torch.dtype, device: torch.device) -> LayerWeights:
     parts = {name: part.detach() for name, part in layer.named_parameters()}
+    packed = [name for name, part in parts.items() if not part.is_floating_point()]
+    if packed:
+        raise UsageError(f"packed weights ({packed[0]}) are not supported", "use unquantised safetensors")
 
     def vector(name: str) -> Tensor | None:
         part = parts.pop(name, None)

@@ -24,8 +24,11 @@ COLOURS = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yello
 def render(audit: Audit, out: TextIO) -> None:
     """Write the report to `out`; in colour and in the terminal's width where `out` is a terminal."""
     console = Console(file=out, highlight=False, markup=False, emoji=False)
-    for part in _parts(audit):
-        console.print(part)
+    with console.capture() as captured:
+        for part in _parts(audit):
+            console.print(part)
+    # Paragraphs and tables are padded to their width: of no use to anybody in a file or a pipe.
+    out.writelines(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
 
 
 def _parts(audit: Audit) -> Iterator[RenderableType]:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from kvaudit.figures import Figure, select
 from kvaudit.records import FULL_PREFILL
-from kvaudit.reports.terminal.layout import heading, sentences, table
+from kvaudit.reports.terminal.layout import grouped_table, heading, sentences, table
 from kvaudit.reports.words import counted, interval, number, p_value, percent, small
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _fidelity(audit: Audit) -> Iterator[RenderableType]:
     if not rows:
         return
     yield from heading("Fidelity: answers equal to full prefill's, token for token")
-    yield table(("policy", "order", "equal", "95 % interval", "KL", "right", "edits"), rows, numeric_from=2)
+    yield grouped_table(("policy, order", "equal", "95 % interval", "KL", "right", "edits"), rows)
     yield from sentences(
         [
             "KL: mean divergence from full prefill in nats a token. right: answers equal to the trace's expected one. "
@@ -82,10 +82,11 @@ def _variation(audit: Audit) -> Iterator[RenderableType]:
         if figure.value is not None
     ]
     yield from heading("Answer variation: order pairs with different answers, mean over requests")
-    yield table(("policy", "variation", "95 % interval", "requests that vary", "visible from"), rows + differences)
+    yield table(("policy", "variation", "95 % interval", "requests", "visible from"), rows + differences)
     yield from sentences(
         [
-            "visible from: the smallest share of affected requests that would have shown with 95 % probability.",
+            "requests: share that vary. visible from: the smallest share of affected requests that would have shown "
+            "with 95 % probability.",
             f"Intervals: {'; '.join(sorted(methods))}.",
         ]
     )
@@ -96,12 +97,14 @@ def _policy_differences(audit: Audit) -> Iterator[RenderableType]:
     if not figures:
         return
     yield from heading("Policy against policy: fidelity on the same requests, in points")
-    yield table(
-        ("policies", "order", "points", "95 % interval", "only 1st:2nd", "p", "p (Holm)"),
-        [[figure.policy or "", _condition(figure), *_contrast(figure)] for figure in figures],
-        numeric_from=2,
+    rows = [[figure.policy or "", _condition(figure), *_contrast(figure)] for figure in figures]
+    yield grouped_table(("1st - 2nd policy, order", "points", "95 % interval", "1st:2nd", "p", "p (Holm)"), rows)
+    yield from sentences(
+        [
+            "1st:2nd: requests on which only the first, and only the second, equals full prefill. Exact McNemar; Holm "
+            f"over these {len(figures)} comparisons."
+        ]
     )
-    yield from sentences([f"Exact McNemar; Holm over these {len(figures)} comparisons."])
     yield from sentences([_cochran_sentence(figure) for figure in select(audit.figures, "cochran_policies")])
 
 
@@ -130,16 +133,15 @@ def _history_and_own_error(audit: Audit) -> Iterator[RenderableType]:
         reset = next(iter(select(audit.figures, "fidelity", figure.policy, control="reset")), None)
         if figure.value is None or reset is None or reset.value is None:
             continue
-        own = _points(1 - reset.value)
-        rows.append([figure.policy or "", figure.order or "", own, *_contrast(figure)])
+        own_error = number(100 * (1 - reset.value), 1)
+        rows.append([figure.policy or "", figure.order or "", own_error, *_contrast(figure)])
     if not rows:
         return
     yield from heading("Where the loss comes from: history or the policy's own error, in points")
-    columns = ("policy", "order", "own error", "history", "95 % interval", "only 1st:2nd", "p", "p (Holm)")
-    yield table(columns, rows, numeric_from=2)
+    yield grouped_table(("policy, order", "own", "history", "95 % interval", "1st:2nd", "p", "p (Holm)"), rows)
     yield from sentences(
         [
-            "own error: what is lost with the cache emptied before each request (reset control). history: what the "
+            "own: what is lost with the cache emptied before each request (reset control). history: what the "
             f"order loses beyond it, 1st = reset, 2nd = order. Exact McNemar; Holm over these {len(rows)}."
         ]
     )
@@ -153,7 +155,7 @@ def _controls(audit: Audit) -> Iterator[RenderableType]:
     ]
     if rows:
         yield from heading("Controls: a second run of the same order from an empty cache")
-        yield table(("control", "policy", "differ", "95 % interval", "requests"), rows, numeric_from=2)
+        yield grouped_table(("control, policy", "differ", "95 % interval", "requests"), rows)
 
 
 def _disagreement(figure: Figure) -> list[str]:

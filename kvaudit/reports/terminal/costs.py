@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from kvaudit.figures import Figure, select
-from kvaudit.reports.terminal.layout import heading, sentences, table
+from kvaudit.reports.terminal.layout import grouped_table, heading, sentences, table
 from kvaudit.reports.words import number, percent, small
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def _selection(audit: Audit) -> Iterator[RenderableType]:
     if not rows:
         return
     yield from heading("What was recomputed")
-    columns = ("policy", "order", "runs", "captured", "tokens", "budget", "reused")
-    yield table(columns, rows, numeric_from=2)
+    yield grouped_table(("policy, order", "runs", "captured", "tokens", "budget", "reused"), rows)
     yield from sentences(
         [
             "runs: separate regions a request (fragmentation); captured: share of the key deviation that was "
@@ -99,8 +98,7 @@ def _divergence(audit: Audit) -> Iterator[RenderableType]:
         rows.append([place[0] or "", _condition(place), *cells])
     if rows:
         yield from heading("Divergence from full prefill, teacher-forced over its answer")
-        columns = ("policy", "order", "KL mean", "KL median", "log-p mean", "log-p median")
-        yield table(columns, rows, numeric_from=2)
+        yield grouped_table(("policy, order", "KL mean", "KL median", "log-p mean", "log-p median"), rows)
         yield from sentences(["KL in nats a token; log-p: log-probability of the full-prefill answer, in nats."])
 
 

@@ -26,7 +26,9 @@ def parts(audit: Audit) -> Iterator[RenderableType]:
     if not audit.examples:
         return
     yield from heading("Worst requests")
-    for example in audit.examples:
+    for index, example in enumerate(audit.examples):
+        if index:
+            yield Text()
         yield from _example(example)
 
 
@@ -44,7 +46,6 @@ def _example(example: Example) -> Iterator[RenderableType]:
     both.add_row(_cell(example.reference_text, split), _cell(worst.text, split))
     yield Padding(both, (0, 0, 0, 2))
     yield from sentences([*_difference(example, worst), *_origins(example)])
-    yield Text()
 
 
 def _cell(text: str | None, around: int) -> Text:

@@ -19,21 +19,32 @@ def heading(title: str) -> Iterator[RenderableType]:
 
 
 def sentences(lines: Sequence[str], indent: int = 2) -> Iterator[RenderableType]:
+    """Indented lines, made harmless."""
     for line in lines:
-        yield Padding(Text(line, overflow="fold"), (0, 0, 0, indent))
+        yield Padding(Text(visible(line), overflow="fold"), (0, 0, 0, indent))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric_from: int = 1) -> RenderableType:
-    """A table whose columns from `numeric_from` on are aligned right. Every cell is made harmless.
-
-    A first column that repeats the row above is left blank, so that rows of one policy read as a group.
-    """
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """A table with the first column aligned left, the others right. Every cell is made harmless."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), header_style="")
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="right" if index >= numeric_from else "left", overflow="fold")
-    previous = None
+    made.add_column(columns[0], overflow="fold")
+    for column in columns[1:]:
+        made.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        first = "" if row[0] == previous and numeric_from > 1 else row[0]
-        previous = row[0]
-        made.add_row(*(Text(visible(cell)) for cell in (first, *row[1:])))
+        made.add_row(*(Text(visible(cell)) for cell in row))
     return made
+
+
+def grouped_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """A table whose rows begin with their group's name and their own: each group gets a line, its rows are indented.
+
+    `columns` names group and row together in its first entry.
+    """
+    arranged: list[Sequence[str]] = []
+    group = None
+    for row in rows:
+        if row[0] != group:
+            group = row[0]
+            arranged.append([group, *[""] * (len(columns) - 1)])
+        arranged.append([f"  {row[1]}", *row[2:]])
+    return table(columns, arranged)

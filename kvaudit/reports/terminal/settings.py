@@ -24,10 +24,9 @@ def parts(audit: Audit) -> Iterator[RenderableType]:
         "trace": f"{_listed(section(manifest, 'trace'))}",
         "arms": f"{finished} of {len(audit.arms)} finished",
         "settings": _listed(plain),
-        "switches": _listed(section(chosen, "switches")),
+        "switches": _listed(_complete(section(chosen, "switches"))),
         "options": _listed(section(chosen, "options")),
         "engine": _listed({name: v for name, v in section(manifest, "engine").items() if name != "switches"}),
-        "analysis": _listed(section(manifest, "analysis")),
         "versions": _listed(section(manifest, "versions") or section(manifest, "libraries")),
     }
     yield from heading("What was audited")
@@ -36,6 +35,11 @@ def parts(audit: Audit) -> Iterator[RenderableType]:
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{visible(_words(name))} {_value(value)}" for name, value in values.items() if value is not None)
+
+
+def _complete(switches: Mapping[str, Any]) -> dict[str, Any]:
+    """Every switch, set or not: what is not said could be taken for what is not there."""
+    return {name: "unset" if value is None else value for name, value in switches.items()}
 
 
 def _words(name: str) -> str:

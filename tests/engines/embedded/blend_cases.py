@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.weights import weights_of
 from kvaudit.plugins import load
 from kvaudit.policies import Policy, Positions, SelectionContext, checked_selection
-from kvaudit.records import Part, Prompt, PromptSegment
+from kvaudit.records import FULL_PREFILL, Eviction, Part, Prompt, PromptSegment, Sampling, Served, Write
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4
@@ -104,7 +105,9 @@ class Recorded:
         return self.policy.select(context)
 
 
-def policy_named(name: str) -> Policy:
+def policy_named(name: str) -> Policy | None:
+    if name == FULL_PREFILL:
+        return None
     return Every() if name == "every" else load("policies", name)()
 
 
@@ -131,7 +134,7 @@ class Pair:
         self.slow = SlowEngine(model_of(family, seed), switches, ratio)
         self.hashes: dict[tuple[int, ...], str] = {}
 
-    def serve(
+    def prefill(
         self, request_id: str, prompt: Prompt, policy: Policy | None, part: Part = "request"
     ) -> tuple[Any, SlowResult]:
         recorded = policy and Recorded(policy)
@@ -147,7 +150,17 @@ class Pair:
         torch.testing.assert_close(got.keys.double(), slow.keys, **TOLERANCE)
         torch.testing.assert_close(got.values.double(), slow.values, **TOLERANCE)
         torch.testing.assert_close(got.logits.double(), slow.logits, **TOLERANCE)
-        self._compare_stores(slow)
+        self._compare_stores(slow, *self.engine.cache.take_journal())
+        return got, slow
+
+    def serve(
+        self, request_id: str, prompt: Prompt, policy: Policy, max_tokens: int, part: Part = "request"
+    ) -> tuple[Served, SlowResult]:
+        """Through the engine's front door; for policies without regard to deviation."""
+        got = self.engine.serve(request_id, part, prompt, Sampling(max_tokens), policy)
+        slow = self.slow.serve(request_id, prompt, policy, part)
+        assert (got.prompt_tokens, got.reused_tokens) == (len(prompt.token_ids), slow.reused_tokens)
+        self._compare_stores(slow, got.writes, got.evictions)
         return got, slow
 
     def _compare_choice(self, got: Any, recorded: Recorded) -> None:
@@ -161,8 +174,7 @@ class Pair:
         if recorded.name != "random-document":
             assert checked_selection(recorded.policy, context).tolist() == got.selected.tolist()
 
-    def _compare_stores(self, slow: SlowResult) -> None:
-        writes, evictions = self.engine.cache.take_journal()
+    def _compare_stores(self, slow: SlowResult, writes: Sequence[Write], evictions: Sequence[Eviction]) -> None:
         for write, twin in zip(writes, slow.written, strict=True):
             assert self.hashes.setdefault(twin.context, write.context_hash) == write.context_hash
             facts = (write.content_id, write.tokens, write.computed_over)

@@ -98,15 +98,16 @@ def test_blocks_see_exactly_their_limits(rows: int) -> None:
 
 @pytest.mark.model
 def test_smollm2_has_the_logits_and_greedy_answers_of_transformers() -> None:
+    from real_model import transformers_model
+
     from kvaudit.engines import EngineSettings
     from kvaudit.engines.embedded.engine import EmbeddedEngine
     from kvaudit.engines.embedded.models import resolve_model
     from kvaudit.engines.embedded.tokenizer import load_tokenizer
-    from kvaudit.engines.embedded.weights import load_hf_model
     from kvaudit.records import Prompt, PromptSegment, Sampling
 
     files = resolve_model("smollm2-135m")
-    model, tokenizer = load_hf_model(files, torch.float32), load_tokenizer(files)
+    model, tokenizer = transformers_model(files), load_tokenizer(files)
     weights = weights_of(model, torch.float32, CPU)
     engine = EmbeddedEngine(weights, tokenizer, EngineSettings(), {})
     text = "The capital of France is Paris. The capital of Italy is Rome. The capital of Japan is"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from kvaudit.engines import Tokenizer as TokenizerProtocol
 from kvaudit.engines.embedded.models import ModelFiles, resolve_model
 from kvaudit.engines.embedded.tokenizer import ModelTokenizer, load_tokenizer
-from kvaudit.errors import TraceError, UsageError
+from kvaudit.errors import EngineError, TraceError, UsageError
 
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SPECIAL = ["<s>", "</s>", "<|turn|>"]
 PLAIN_TEMPLATE = (
     "<s>You are a user of a tool.{% for message in messages %}<|turn|>{{ message['role'] }}\n"
@@ -63,6 +64,13 @@ def test_leading_ids_are_what_stands_before_a_text(wrap: str | None, leading: tu
     assert tokenizer.leading_ids == leading
 
 
+def test_ids_that_a_file_gives_are_not_guessed() -> None:
+    tokenizer = ModelTokenizer(byte_tokenizer(wrap="<s> $A"), (), frozenset([7]))
+
+    assert tokenizer.leading_ids == ()
+    assert tokenizer.end_ids == {7}
+
+
 def test_encode_adds_nothing_and_decode_keeps_everything() -> None:
     tokenizer = ModelTokenizer(byte_tokenizer(wrap="<s> $A </s>"))
     text = "it 's <|turn|>, isn 't it ?</s>"
@@ -77,6 +85,7 @@ def test_encode_adds_nothing_and_decode_keeps_everything() -> None:
     assert tokenizer.end_ids == {1}
 
 
+@UNHURRIED
 @given(st.text())
 def test_any_text_survives(text: str) -> None:
     assert BYTES.decode(BYTES.encode(text)) == text
@@ -123,6 +132,15 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_damaged_tokenizer_is_one_clear_error(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"version": ')
+
+    with pytest.raises(EngineError, match=r"tokenizer of model 'tiny' cannot be loaded") as caught:
+        load_tokenizer(ModelFiles("tiny", tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 def test_messages_are_found_where_the_template_put_them() -> None:
     pieces = chat_tokenizer(PLAIN_TEMPLATE).chat([("system", "a"), ("user", "user"), ("assistant", "\n")])
 
@@ -140,6 +158,7 @@ def test_messages_are_found_where_the_template_put_them() -> None:
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
 
 
+@UNHURRIED
 @given(st.lists(st.tuples(ROLES, st.text() | st.text("ua \n</s>")), min_size=1, max_size=4))
 @pytest.mark.parametrize("strip", [False, True])
 def test_the_pieces_are_the_rendered_text(strip: bool, messages: list[tuple[str, str]]) -> None:
@@ -168,10 +187,12 @@ TEMPLATED = {
 }
 
 
-def test_a_message_that_holds_the_marker_is_found_too() -> None:
-    content = "kvaudit-message-0kvaudit-message-"
+def test_white_space_that_the_template_takes_off_is_no_content() -> None:
+    template = "{% for m in messages %}[{{ m['content'] | trim }}\n]{% endfor %}"
 
-    assert (0, content) in chat_tokenizer(PLAIN_TEMPLATE).chat([("user", content)])
+    pieces = chat_tokenizer(template).chat([("user", "one\n"), ("user", "\n two")])
+
+    assert pieces == [(None, "["), (0, "one"), (None, "\n]["), (1, "two"), (None, "\n]")]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +201,14 @@ def test_a_message_that_holds_the_marker_is_found_too() -> None:
         ("{% for m in messages %}[{{ m['content'] | upper }}]{% endfor %}", "message 0"),
         ("{% for m in messages %}[{{ m['content'] | replace('secret', '') }}]{% endfor %}", "message 1"),
         ("[{{ messages[-1]['content'] }}]", "message 0"),
+        (
+            "{{ 'a' if 'plain' in messages[0].content else 'b' }}{% for m in messages %}[{{ m.content }}]{% endfor %}",
+            "message 0",
+        ),
+        (
+            "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ '!' if 'secret' in messages[1].content }}",
+            "message 1",
+        ),
         (
             "{% for m in messages %}{{ 'long ' if m['content'] | length > 11 }}[{{ m['content'] }}]{% endfor %}",
             "message",
@@ -204,7 +233,7 @@ def test_without_a_template_plain_segments_are_the_way() -> None:
 
 
 def test_a_template_sees_the_same_day_every_day() -> None:
-    template = "{% if strftime_now is defined %}{% set day = strftime_now(form) %}{% endif %}{{ day }}|{{ messages[0].content }}"
+    template = "{% if strftime_now is defined %}{{ strftime_now(form) }}{% endif %}|{{ messages[0].content }}"
 
     for form, day in (("%d %b %Y", "26 Jul 2024"), ("%Y-%m-%d", "2024-07-26"), ("%A, %B %d", "Friday, July 26")):
         pieces = chat_tokenizer(template.replace("form)", f"'{form}')")).chat([("user", "hi")])

@@ -247,6 +247,15 @@ def test_parameters_that_no_layer_reads_are_refused() -> None:
         weights_of(model, torch.float32, CPU)
 
 
+def test_packed_weights_are_refused() -> None:
+    model = tiny_model("llama")
+    packed = torch.zeros(64, 8, dtype=torch.uint8)
+    model.model.layers[0].self_attn.o_proj.weight = torch.nn.Parameter(packed, requires_grad=False)
+
+    with pytest.raises(UsageError, match=r"packed weights \(self_attn\.o_proj\.weight\)"):
+        weights_of(model, torch.float32, CPU)
+
+
 def changed_file(folder: Path, change: Any) -> None:
     contents = load_file(folder / "model.safetensors")
     change(contents)
@@ -303,6 +312,15 @@ def test_the_digest_covers_names_and_content(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2]
     assert weight_digest(sharded) != before
     assert len(before) == 64
+
+
+def test_the_digest_tells_file_names_apart(tmp_path: Path) -> None:
+    for name in ("one.gguf", "two.gguf"):
+        (tmp_path / name).write_bytes(b"the same")
+
+    one, two = (weight_digest(ModelFiles("tiny", tmp_path, name)) for name in ("one.gguf", "two.gguf"))
+
+    assert one != two
 
 
 def test_files_beside_the_weights_do_not_count(tmp_path: Path) -> None:

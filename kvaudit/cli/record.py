@@ -1,0 +1,180 @@
+"""`kvaudit record`: make a trace, out of an event table or out of what a service was asked."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvaudit.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvaudit.records import Trace
+    from kvaudit.traces.events import EventColumns
+    from kvaudit.traces.rolling import Rolling
+    from kvaudit.traces.writer import Written
+
+app = typer.Typer(no_args_is_help=True, help="Make a trace to replay.")
+
+_ROLLING_EXAMPLES = """\b
+Examples:
+  kvaudit record rolling prices.csv --window 8 -o trace.jsonl.gz
+  kvaudit record rolling prices.csv --key symbol --time date --document '{date},{symbol},{close}\\n' \\
+      --question '\\n{date},{symbol},' --answer '{close}' -o trace.jsonl.gz
+  kvaudit record rolling prices.csv news.jsonl --time date --document 'news={date}: {title}\\n' -o trace.jsonl.zst
+
+\b
+A template is text with column names in braces: {close} stands for the row's value,
+{{ and }} are braces, and nothing else is evaluated. In every text \\n, \\t, \\r and \\\\
+are line end, tab, carriage return and backslash.
+"""
+
+_IMPORT_EXAMPLES = """\b
+Examples:
+  kvaudit record import requests.jsonl -o trace.jsonl.gz
+  zcat requests.jsonl.gz | kvaudit record import - -o trace.jsonl.zst
+
+\b
+Each line holds one request: {"messages": [{"role": "user", "content": "..."}]}.
+"""
+
+_Output = Annotated[
+    Path,
+    typer.Option("-o", "--output", metavar="TRACE", help="The trace to write; .gz and .zst at its end compress it."),
+]
+
+
+@app.command(epilog=_ROLLING_EXAMPLES)
+def rolling(
+    events: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="EVENTS...", help="CSV, JSON lines or Parquet, - for standard input. Several: one channel each."
+        ),
+    ],
+    output: _Output,
+    window: Annotated[int, typer.Option(min=1, help="Documents in the window.")] = 84,
+    stride: Annotated[int, typer.Option(min=1, help="Documents that move out and in before each request.")] = 1,
+    key: Annotated[str | None, typer.Option(metavar="COLUMN", help="One window for each value of this column.")] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Interleave channels and keys by this time.")
+    ] = None,
+    channel: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The column that names a row's channel. [default: the file]")
+    ] = None,
+    instruction: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What stands first in a prompt. [default: the columns, or nothing]"),
+    ] = None,
+    document: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[CHANNEL=]TEMPLATE", help="How a row becomes a document. [default: its values with commas]"
+        ),
+    ] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[CHANNEL=]TEMPLATE", help="How a row is asked for. [default: the row up to its last column]"
+        ),
+    ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[CHANNEL=]TEMPLATE", help="The right answer. [default: the last column]"),
+    ] = None,
+    separator: Annotated[
+        str, typer.Option(metavar="TEXT", help="What stands before each document and the question.")
+    ] = " # # ",
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 16,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help=r"Where an answer ends; may be given again. [default: \n]"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many requests.")] = None,
+    seed: Annotated[int, typer.Option(help="Seeds which observation a request asks for.")] = 0,
+) -> None:
+    """Record the rolling agent: a window of documents that moves over an event table, a question at every step."""
+    if stride > window:
+        raise UsageError(f"--stride {stride} is larger than --window {window}", "windows overlap when it is smaller")
+    from kvaudit.traces.events import EventColumns, read_events
+    from kvaudit.traces.rolling import Rolling, rolling_requests, too_short
+    from kvaudit.traces.templates import unescape
+    from kvaudit.traces.writer import write_trace
+
+    columns = EventColumns(key, time, channel, document or (), question or (), answer or ())
+    found = read_events(events, columns, only_key="rolling")
+    settings = Rolling(
+        window=window,
+        stride=stride,
+        instruction=(found.headings if not document else "") if instruction is None else unescape(instruction),
+        separator=unescape(separator),
+        max_tokens=max_tokens,
+        stop=("\n",) if stop is None else tuple(unescape(text) for text in stop if text),
+        limit=limit,
+        seed=seed,
+    )
+    short = too_short(found.streams, settings)
+    header = {"workload": "rolling", "source": [path.name for path in events], **_described(settings, columns)}
+    written = write_trace(output, rolling_requests(found.streams, settings), header)
+    if short:
+        _say(f"left out {_counted(len(short), 'key')} with fewer than {settings.fewest_events} events: {_few(short)}")
+    _say_written(output, written)
+
+
+@app.command(name="import", epilog=_IMPORT_EXAMPLES)
+def import_trace(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace in any known format, - for standard input.")],
+    output: _Output,
+    format_name: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="Its format. [default: told by its content]")
+    ] = None,
+) -> None:
+    """Turn a trace of any known format, or logged chat requests, into kvaudit's own."""
+    from kvaudit.traces import read_trace
+    from kvaudit.traces.writer import write_trace
+
+    trace = read_trace(file, format_name)
+    header = {name: value for name, value in trace.header.items() if name != "kvaudit_trace"}
+    written = write_trace(output, trace.requests, {"source": [file.name], **header})
+    _say_imported(trace)
+    _say_written(output, written)
+
+
+def _described(settings: Rolling, columns: EventColumns) -> dict[str, object]:
+    """The settings for the trace's header, those that were given."""
+    given = {name: value for name, value in asdict(columns).items() if value}
+    return given | {name: value for name, value in asdict(settings).items() if value is not None}
+
+
+def _say_imported(trace: Trace) -> None:
+    chats = sum(request.chat for request in trace.requests)
+    longest = max(len(request.segments) for request in trace.requests)
+    _say(
+        f"read {trace.source}: {_counted(len(trace.requests), 'request')}, {_counted(chats, 'chat')} among them, "
+        f"prompts of up to {_counted(longest, 'segment')}"
+    )
+
+
+def _say_written(output: Path, written: Written) -> None:
+    _say(
+        f"wrote {output}: {_counted(written.requests, 'request')}, "
+        f"{_counted(written.distinct_segments, 'distinct segment')}, {_counted(written.sessions, 'session')}"
+    )
+    _say(f"next: kvaudit replay {shlex.quote(str(output))} --orders 5")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _few(names: Sequence[str], at_most: int = 5) -> str:
+    shown = ", ".join(names[:at_most])
+    return shown if len(names) <= at_most else f"{shown} and {len(names) - at_most:,} more"
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)

@@ -1,0 +1,52 @@
+"""What users write on the command line, as values, and what they are given to write."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from kvaudit.engines import PRESETS, Switches
+from kvaudit.errors import UsageError
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_TRACE_SUFFIXES = {".gz", ".zst", ".jsonl", ".json", ".ndjson"}
+
+
+def size_in_bytes(text: str) -> int:
+    """`512MiB`, `2GB` or a plain number of bytes."""
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if matched is None or matched[2].lower() not in _UNITS:
+        raise UsageError(f"{text!r} is not a size", "write a number of bytes or, for instance, 512MiB or 2GB")
+    return int(float(matched[1]) * _UNITS[matched[2].lower()])
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"{text!r} is not an option of an engine", "write --option NAME=VALUE")
+    return name, value
+
+
+def preset_with(name: str, **switches: str | int | None) -> Switches:
+    """A preset's switches; those that are given override it."""
+    if name not in PRESETS:
+        raise UsageError(f"unknown preset {name!r}", f"known: {', '.join(PRESETS)}")
+    given = {switch: value for switch, value in switches.items() if value is not None}
+    return replace(PRESETS[name], **given)  # type: ignore[arg-type]
+
+
+def default_run_folder(trace: Path, settings_digest: str) -> Path:
+    """The same for the same trace and settings, so that the same command goes on where it stopped."""
+    name = Path(trace.name)
+    while name.suffix in _TRACE_SUFFIXES:
+        name = name.with_suffix("")
+    readable = re.sub(r"[^\w.-]+", "-", str(name)).strip("-.") or "trace"
+    return Path("runs") / f"{readable}-{settings_digest[:8]}"
+
+
+def report_command(run: Path) -> str:
+    """A command line that a shell reads as it stands."""
+    path = str(run)
+    return shlex.join(["kvaudit", "report", f"./{path}" if path.startswith("-") else path])

@@ -1,0 +1,75 @@
+"""What makes a request sound, and how sound requests become a trace. Readers and the writer share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+
+from kvaudit.errors import TraceError
+from kvaudit.records import Request, Segment, Trace
+from kvaudit.traces.segments import TraceDigest
+from kvaudit.traces.source import TraceSource
+
+_text = attrgetter("text")
+
+
+class RequestChecks:
+    """Holds every request of a trace against what a replay needs, and its id against those before it."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+
+    def problem(self, request: Request) -> str | None:
+        """What is wrong with the request, as the end of a sentence that begins with its id; None where it is sound."""
+        if request.request_id in self._places:
+            return f"has the id of {self._places[request.request_id]}"
+        place = f"request {len(self._places) + 1}" if request.line is None else f"line {request.line}"
+        self._places[request.request_id] = place
+        if not request.request_id:
+            return "has an empty id"
+        if request.max_tokens < 1:
+            return f"has max_tokens {request.max_tokens}, and an answer needs at least one token"
+        if not request.segments:
+            return "has no segments"
+        return _in_prompt(request, request.segments, "") or next(
+            (
+                problem
+                for number, prompt in enumerate(request.prelude, start=1)
+                if (problem := _in_prompt(request, prompt, f"prelude {number}, "))
+            ),
+            None,
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self._places)
+
+
+def _in_prompt(request: Request, segments: Sequence[Segment], where: str) -> str | None:
+    if not segments:
+        return f"has nothing in {where.rstrip(', ')}"
+    if request.chat:
+        for number, segment in enumerate(segments, start=1):
+            if segment.role is None or segment.token_ids is not None:
+                return f"is a chat, and {where}segment {number} is not a message with a role and a text"
+    elif "" in map(_text, segments):
+        for number, segment in enumerate(segments, start=1):
+            if not segment.text and not segment.token_ids:
+                return f"has no text in {where}segment {number} ({segment.kind})"
+    return None
+
+
+def build_trace(source: TraceSource, requests: Iterable[Request], header: Mapping[str, object]) -> Trace:
+    """The trace of these requests. `header` may still be filled while they are read.
+
+    Raises TraceError with file and line for a request that cannot be replayed, an id that occurs twice, no requests.
+    """
+    checks, digest, kept = RequestChecks(), TraceDigest(), []
+    for request in requests:
+        if problem := checks.problem(request):
+            raise source.error(request.line or 1, f"request {request.request_id!r} {problem}")
+        digest.add(request)
+        kept.append(request)
+    if not kept:
+        raise TraceError(f"{source.name} holds no requests")
+    return Trace(tuple(kept), digest.hexdigest(), source.name, header)

@@ -1,0 +1,132 @@
+"""kvaudit's own traces: JSON lines in which every segment is written once and referred to by its content id.
+
+A header line, then, in any order in which a segment comes before its use:
+`{"segment": content_id, "kind": ..., "text": ..., "role": ..., "token_ids": [...]}` and
+`{"request": id, "segments": [...], "prelude": [[...], ...], "session": ..., "max_tokens": ..., "stop": [...],
+"expected": ..., "timestamp": seconds, "chat": ...}`, where a segment is a content id or, written by hand, an object
+with `kind` and `text`. The header may be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvaudit.records import DEFAULT_MAX_TOKENS, Request, Segment, Trace
+from kvaudit.traces.assembly import build_trace
+from kvaudit.traces.fields import Fields
+from kvaudit.traces.segments import KINDS, SegmentPool
+from kvaudit.traces.source import NotThisFormatError, TraceSource
+
+VERSION = 1
+HEADER = "kvaudit_trace"
+
+_CONTENT_FIELDS = ("kind", "text", "role", "token_ids")
+_SEGMENT_FIELDS = ("segment", *_CONTENT_FIELDS)
+_REQUEST_FIELDS = (
+    "request",
+    "segments",
+    "prelude",
+    "session",
+    "max_tokens",
+    "stop",
+    "expected",
+    "timestamp",
+    "chat",
+)
+
+
+def read(source: TraceSource) -> Trace:
+    """Read a native trace. Raises NotThisFormatError, or TraceError with file and line."""
+    if not source.first_object().keys() & {HEADER, "segment", "request"}:
+        raise NotThisFormatError(f"the first line has none of {HEADER!r}, 'segment' and 'request'")
+    header: dict[str, object] = {}
+    return build_trace(source, _Lines(source, header).requests(), header)
+
+
+class _Lines:
+    def __init__(self, source: TraceSource, header: dict[str, object]) -> None:
+        self._source, self._header = source, header
+        self._pool = SegmentPool()
+        self._by_id: dict[str, Segment] = {}
+
+    def requests(self) -> Iterator[Request]:
+        ordinal = 0
+        for index, (line, values) in enumerate(self._source.objects()):
+            if "request" in values:
+                yield self._request(line, ordinal, values)
+                ordinal += 1
+            elif "segment" in values:
+                self._define(line, values)
+            elif HEADER in values and index == 0:
+                self._take_header(line, values)
+            else:
+                what = "a second header" if HEADER in values else "neither a segment nor a request"
+                raise self._source.error(line, what)
+
+    def _take_header(self, line: int, values: dict[str, Any]) -> None:
+        version = values[HEADER]
+        if type(version) is not int or version < 1:
+            raise self._source.error(line, f"{HEADER!r} is not a version number")
+        if version > VERSION:
+            raise self._source.error(
+                line, f"the trace has version {version}, and this kvaudit reads up to {VERSION}", "upgrade kvaudit"
+            )
+        self._header.update(values)
+
+    def _define(self, line: int, values: dict[str, Any]) -> None:
+        fields = Fields(self._source, line, values, f"segment {values['segment']!r:.80}")
+        fields.refuse_others(_SEGMENT_FIELDS)
+        segment = self._segment(fields)
+        if values["segment"] != segment.content_id:
+            raise fields.error(f"has the content of {segment.content_id}", "the trace was changed or damaged")
+        if self._by_id.setdefault(segment.content_id, segment) is not segment:
+            raise fields.error("shares its id with another content", "record the trace again")
+
+    def _segment(self, fields: Fields) -> Segment:
+        kind = fields.text("kind")
+        if kind not in KINDS:
+            raise fields.error(f"has the kind {kind!r:.80}", f"kinds: {', '.join(KINDS)}")
+        text, token_ids = fields.text("text"), fields.token_ids()
+        if text is None and token_ids is None:
+            raise fields.error("has no 'text'")
+        return self._pool.intern(kind, text or "", fields.name("role"), token_ids)
+
+    def _request(self, line: int, ordinal: int, values: dict[str, Any]) -> Request:
+        fields = Fields(self._source, line, values, f"request {values['request']!r:.80}")
+        fields.refuse_others(_REQUEST_FIELDS)
+        request_id, max_tokens = fields.name("request"), fields.count("max_tokens")
+        if request_id is None:
+            raise fields.error("has no id")
+        return Request(
+            request_id=request_id,
+            ordinal=ordinal,
+            segments=self._prompt(line, fields, fields.list("segments")),
+            prelude=tuple(self._prompt(line, fields, prompt) for prompt in fields.list("prelude")),
+            session=fields.name("session"),
+            max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+            stop=fields.stop(),
+            chat=fields.flag("chat"),
+            expected=fields.text("expected"),
+            timestamp=fields.number("timestamp"),
+            line=line,
+        )
+
+    def _prompt(self, line: int, fields: Fields, parts: Any) -> tuple[Segment, ...]:
+        if type(parts) is not list:
+            raise fields.error("has a 'prelude' that is not a list of lists")
+        try:
+            return tuple(map(self._by_id.__getitem__, parts))
+        except (KeyError, TypeError):
+            return tuple([self._part(line, fields, part) for part in parts])
+
+    def _part(self, line: int, fields: Fields, part: Any) -> Segment:
+        if type(part) is dict:
+            inline = Fields(self._source, line, part, "a segment")
+            inline.refuse_others(_CONTENT_FIELDS)
+            return self._segment(inline)
+        if type(part) is not str:
+            raise fields.error("has a segment that is neither a content id nor an object")
+        if part not in self._by_id:
+            raise fields.error(f"refers to the segment {part!r:.80}, which no line before it defines")
+        return self._by_id[part]

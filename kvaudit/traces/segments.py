@@ -1,0 +1,86 @@
+"""Segments by their content: ids, interning, and the digest of what a trace replays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from operator import attrgetter
+
+import orjson
+
+from kvaudit.errors import TraceError
+from kvaudit.records import GLUE, SEPARATOR, Request, Segment
+
+INSTRUCTION, DOCUMENT, MESSAGE, TOOL_RESULT, QUERY = "instruction", "document", "message", "tool-result", "query"
+KINDS = (INSTRUCTION, DOCUMENT, MESSAGE, TOOL_RESULT, QUERY, SEPARATOR, GLUE)
+
+_ID_DIGITS = 16
+_content_id = attrgetter("content_id")
+
+
+def make_segment(kind: str, text: str, role: str | None = None, token_ids: tuple[int, ...] | None = None) -> Segment:
+    """A segment under its content id. Raises TraceError for an unknown kind and for text with a lone surrogate."""
+    if kind not in KINDS:
+        raise TraceError(f"{kind!r:.80} is no kind of segment", f"kinds: {', '.join(KINDS)}")
+    return Segment(kind, _full_hash(kind, text, role, token_ids)[:_ID_DIGITS], text, role, token_ids)
+
+
+def _full_hash(kind: str, text: str, role: str | None, token_ids: tuple[int, ...] | None) -> str:
+    """SHA-256 of kind, role, token ids (decimal, with commas) and text, with a zero byte between them."""
+    ids = "" if token_ids is None else ",".join(map(str, token_ids))
+    try:
+        return sha256(f"{kind}\0{role or ''}\0{ids}\0{text}".encode()).hexdigest()
+    except UnicodeEncodeError as error:
+        raise TraceError(
+            f"a text holds half of a surrogate pair (U+{ord(error.object[error.start]):04X}), which is no character"
+        ) from error
+
+
+class SegmentPool:
+    """Equal content is one Segment object, however often it recurs."""
+
+    def __init__(self) -> None:
+        self._segments: dict[tuple[str, str, str | None, tuple[int, ...] | None], Segment] = {}
+
+    def intern(
+        self, kind: str, text: str, role: str | None = None, token_ids: tuple[int, ...] | None = None
+    ) -> Segment:
+        key = (kind, text, role, token_ids)
+        segment = self._segments.get(key)
+        if segment is None:
+            segment = self._segments[key] = make_segment(kind, text, role, token_ids)
+        return segment
+
+
+class TraceDigest:
+    """SHA-256 over what is replayed: ids, segments, preludes, limits and stop strings, in their order.
+
+    Sessions, times and expected answers are no part of it: they change no answer.
+    """
+
+    def __init__(self) -> None:
+        self._hash = sha256(b"kvaudit trace 1")
+        self._seen: set[str] = set()
+
+    def add(self, request: Request) -> None:
+        prompts = (request.segments, *request.prelude)
+        ids = [list(map(_content_id, prompt)) for prompt in prompts]
+        for prompt, prompt_ids in zip(prompts, ids, strict=True):
+            if not self._seen.issuperset(prompt_ids):
+                self._add_segments(prompt)
+        line = [request.request_id, request.max_tokens, request.stop, request.chat, ids[0], ids[1:]]
+        self._hash.update(b"\n" + orjson.dumps(line))
+
+    def _add_segments(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            if segment.content_id not in self._seen:
+                self._seen.add(segment.content_id)
+                whole = _full_hash(segment.kind, segment.text, segment.role, segment.token_ids)
+                self._hash.update(f"\n{segment.content_id}={whole}".encode())
+
+    @property
+    def distinct_segments(self) -> int:
+        return len(self._seen)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()

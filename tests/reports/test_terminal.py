@@ -1,0 +1,172 @@
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from audit_runs import arm_lines, clean, full_prefill, run
+from report_audits import audited, rendered, rich_run
+from rich.cells import cell_len
+
+from kvaudit.reports.terminal import render
+
+SECTIONS = (
+    "Verdict: ",
+    "Findings",
+    "What was audited",
+    "Fidelity: ",
+    "Answer variation: ",
+    "Policy against policy: ",
+    "Order against order: ",
+    "Where the loss comes from: ",
+    "Controls: ",
+    "Time to first token",
+    "What was recomputed",
+    "Divergence from full prefill",
+    "Worst requests",
+)
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        return rendered(render, audited(rich_run(), min_fidelity=0.5))
+
+
+def test_sections_come_in_order_verdict_first(text):
+    places = [re.search(rf"^{re.escape(title)}", text, re.MULTILINE).start() for title in SECTIONS]
+    assert places[0] == 0
+    assert places == sorted(places)
+
+
+def test_eighty_columns_are_enough(text):
+    assert max(cell_len(line) for line in text.splitlines()) <= 80
+
+
+def test_piped_text_has_no_escape_and_no_trailing_space(text):
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert text.endswith("\n")
+
+
+def test_the_figures_are_those_of_the_audit(text):
+    audit = audited(rich_run(), min_fidelity=0.5)
+    fidelity = [figure for figure in audit.figures if figure.metric == "fidelity" and figure.control != "repeat"]
+    table = text[text.index("Fidelity: ") : text.index("Answer variation: ")]
+    assert re.findall(r"^  \S+ +([\d.]+ %) ", table, re.MULTILINE) == [f"{100 * f.value:.1f} %" for f in fidelity]
+    variation = next(figure for figure in audit.figures if figure.metric == "answer_variation")
+    assert f"{100 * variation.value:.1f} %" in text
+    assert "Full prefill itself is right on 100.0 % of 16 requests" in text
+
+
+def test_settings_tell_every_switch_and_the_trace(text):
+    words = " ".join(text.split())
+    assert "switches: mask bottom-right, gap zero, lookup stop-at-miss, capacity bytes unset" in words
+    assert "model smollm2-135m" in text
+    assert "source trace.jsonl" in text
+    assert "arms: 16 of 16 finished" in text
+
+
+def test_worst_requests_show_both_answers_side_by_side_and_their_origin(text):
+    worst = text[text.index("Worst requests") :]
+    assert re.search(r"^  131\.2\d+,7\d+ +13\d+\.99,7\d+$", worst, re.MULTILINE)
+    assert "2 of 3 reused segments" in worst
+    assert re.search(r"segment 1\s+by r\d+'s prelude", worst)
+
+
+def test_a_terminal_gets_colour_and_the_same_words(text):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm-256color")
+        patch.delenv("NO_COLOR", raising=False)
+        out = Terminal()
+        render(audited(rich_run(), min_fidelity=0.5), out)
+    assert "\x1b[" in out.getvalue()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) == text
+
+
+HOSTILE = "\x1b[31mred\x1b[0m\x07\u2028next\u202ereversed\u0000 [bold]markup[/bold] :smile:"
+
+
+def test_hostile_text_is_harmless_wherever_it_comes_from():
+    built = run(
+        full_prefill("a b") + arm_lines("p", {"chronological": "a b", "reversed": "t b"}, "a b", "a b"),
+        texts={"t": HOSTILE},
+    )
+    planned = tuple(
+        replace(found, policy=HOSTILE, order=HOSTILE if found.order == "reversed" else found.order)
+        if found.policy == "p"
+        else found
+        for found in built.planned
+    )
+    built = replace(built, planned=planned, manifest={"trace": {"source": HOSTILE}, "settings": {HOSTILE: HOSTILE}})
+    shown = rendered(render, audited(built))
+    assert not set(shown) & set("\x1b\x07\x00\u2028\u202e")
+    assert "[bold]markup[/bold]" in shown
+    assert ":smile:" in shown
+    assert r"\x1b[31mred" in shown
+
+
+def test_a_huge_answer_is_cut_around_the_difference():
+    built = run(
+        full_prefill("t b") + arm_lines("p", {"chronological": "t b", "reversed": "u b"}, "t b", "t b"),
+        texts={"t": "a" * 1_000_000, "u": "a" * 600_000 + "Z" + "a" * 399_999},
+    )
+    shown = rendered(render, audited(built))
+    assert "Z" in shown
+    assert "(1,000,000 characters)" in " ".join(shown.split())
+    assert len(shown) < 20_000
+
+
+def test_empty_answers_are_named():
+    built = run(full_prefill("_ b") + arm_lines("p", {"chronological": "_ b", "reversed": "x b"}, "_ b", "_ b"))
+    assert "(empty)" in rendered(render, audited(built))
+
+
+@pytest.mark.parametrize(
+    "built",
+    [
+        run(full_prefill("a b")),
+        run(clean("p", "a")),
+        run(clean("p", "! ! !")),
+        run(clean("p")).unfinished(*(found.arm_id for found in run(clean("p")).arms())),
+        replace(run(clean("p")), manifest={}),
+    ],
+)
+def test_thin_audits_are_reported_as_far_as_they_go(built):
+    shown = rendered(render, audited(built))
+    assert shown.startswith("Verdict: ")
+    assert "None" not in shown
+    assert "nan" not in shown
+
+
+def test_more_policies_than_two_have_cochran_s_q():
+    full = "a b c d"
+    lines = [arm_lines(name, {"chronological": full, "reversed": full}, full, full) for name in ("p", "q")]
+    lines.append(arm_lines("r", {"chronological": "x x x x", "reversed": full}, full, "x x x x"))
+    shown = rendered(render, audited(run(full_prefill(full) + "\n".join(lines))))
+    assert "all policies, chronological: Cochran's Q 8.00" in shown
+    assert "all policies, reversed: every request is answered alike" in " ".join(shown.split())
+
+
+def test_an_ascii_stream_is_enough():
+    built = run(
+        full_prefill("t b") + arm_lines("p", {"chronological": "t b", "reversed": "u b"}, "t b", "t b"),
+        texts={"t": "é漢", "u": "plain"},
+    )
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace")
+    render(audited(built), out)
+    out.flush()
+    shown = raw.getvalue().decode("ascii")
+    assert r"\xe9\u6f22" in shown
+    assert r"\u2500" not in shown

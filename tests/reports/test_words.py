@@ -1,0 +1,104 @@
+import pytest
+from audit_runs import arm_lines, clean, full_prefill, run
+from report_audits import audited
+
+from kvaudit.checks import REASONS, Reason
+from kvaudit.figures import Figure
+from kvaudit.reports import words
+
+
+@pytest.mark.parametrize("code", sorted(REASONS))
+def test_every_reason_has_a_sentence_with_its_numbers_and_names(code):
+    sentence = words.reason_sentence(
+        Reason(code, 3, 40, 0.05, ("reset", "repeat")[: 1 + (code != "nothing-compared")])
+        if code != "nothing-compared"
+        else Reason(code, names=("reference", "noise"))
+    )
+    assert sentence.endswith(".")
+    assert "None" not in sentence
+    assert "\n" not in sentence
+
+
+def test_names_are_cut_and_harmless():
+    assert words.names(["a", "b\x1b", "c", "d", "e"]) == r"a, b\x1b, c and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(None, "-"), (0, "0.0 %"), (1, "100.0 %"), (0.868, "86.8 %"), (0.0001, "<0.1 %"), (0.9999, ">99.9 %")],
+)
+def test_what_is_not_everything_never_reads_as_everything(share, shown):
+    assert words.percent(share) == shown
+
+
+@pytest.mark.parametrize(("p", "shown"), [(None, "-"), (0.2295, "0.23"), (0.004, "0.0040"), (1e-9, "<0.0001")])
+def test_p_values(p, shown):
+    assert words.p_value(p) == shown
+
+
+def test_an_interval_without_bounds_is_a_dash():
+    assert words.interval(Figure("fidelity", value=0.5)) == "-"
+
+
+def test_the_headline_is_a_line_for_each_policy_and_the_verdict():
+    built = run(
+        clean("p") + "\n" + arm_lines("q", {"chronological": "a b c d", "reversed": "a x c d"}, "a b c d", "a b c d")
+    )
+    lines = words.headline(audited(built))
+    assert lines[0].startswith("p: none seen. No answer differed between orders on 4 requests")
+    assert "52.7 %" in lines[0]
+    assert lines[1].startswith("q: history-sensitive. 1 of 4 requests changed with the order; answer variation 25.0 %")
+    assert lines[2] == "Verdict: no gates (no limit is set; the findings stand; exit code 0)"
+
+
+def test_the_headline_of_an_inconclusive_audit_says_why():
+    lines = words.headline(audited(run(clean("p").replace("repeat : a b c d", "repeat : a b c x"))))
+    assert lines[0] == (
+        "p: inconclusive. Full prefill disagreed with itself on 1 of 4 requests; the limit is 0.0 %. "
+        "(and 1 further reason)"
+    )
+    assert lines[1] == "Verdict: inconclusive (the audit cannot say; exit code 4)"
+
+
+def test_the_headline_of_nothing():
+    assert words.headline(audited(run(full_prefill("a b"))))[0] == "No policy was audited."
+
+
+def gate_sentences(text: str, **gates) -> list[str]:
+    return [words.gate_sentence(result) for result in audited(run(text), **gates).verdict.gates]
+
+
+def test_gates_say_what_was_observed_and_what_is_missing():
+    broken = full_prefill("a b") + arm_lines("p", {"chronological": "a b", "reversed": "x y"}, "a b", "a b")
+    assert gate_sentences(broken, min_fidelity=0.9) == [
+        "fail: p, fidelity at least 90.0 %; observed 0.0 % in the worst order (reversed), on 2 requests."
+    ]
+    (weak,) = gate_sentences(clean("p"), max_variation=0.05)
+    assert weak.startswith("inconclusive: p, answer variation at most 5.0 %; observed 0.0 %, 95 % upper bound 60.2 %")
+    assert weak.endswith("4 requests are too few; about 72 would be needed.")
+    (never,) = gate_sentences(clean("p"), max_variation=0.0)
+    assert never.endswith("no number of requests can show that the limit is kept at this value.")
+    (kept,) = gate_sentences(clean("p"), max_variation=0.7)
+    assert kept == "pass: p, answer variation at most 70.0 %; observed 0.0 %, 95 % upper bound 60.2 %."
+    (doubt,) = gate_sentences(clean("p").replace("p reversed : a b c d", "p reversed : a b c !"), max_variation=0.7)
+    assert doubt.endswith("but the finding is inconclusive.")
+
+
+def test_a_loss_is_told_as_history_or_as_the_policy_s_own():
+    text = full_prefill("a b") + arm_lines("p", {"chronological": "a b", "reversed": "a y"}, "{}", "a b")
+    history, own = (audited(run(text.format(reset))).findings[0] for reset in ("a b", "a z"))
+    assert "what is lost in the orders is history" in words.finding_details(history)[-1]
+    assert "1 of 2 answers still differ" in words.finding_details(own)[-1]
+    unchanged = words.finding_details(audited(run(clean("p"))).findings[0])[-1]
+    assert unchanged.endswith("all 4 answers equal full prefill's.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "consequence"),
+    [("a b c d x", "too few requests changed"), ("z x y v w", "run-to-run variation is not the cause")],
+)
+def test_the_repeat_counts_for_as_much_as_it_shows(changed, consequence):
+    full = "a b c d e"
+    text = full_prefill(full) + arm_lines("p", {"chronological": full, "reversed": changed}, full, full)
+    details = words.finding_details(audited(run(text)).findings[0])
+    assert consequence in details[0]

@@ -1,0 +1,197 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from kvaudit import stats
+
+
+def wilson_by_hand(successes: int, n: int) -> tuple[float, float]:
+    """Wilson (1927), as in textbooks."""
+    z, p = 1.959963984540054, successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return centre - half, centre + half
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_is_the_textbook_formula(counts):
+    successes, n = counts
+    estimate = stats.wilson(successes, n)
+    low, high = wilson_by_hand(successes, n)
+    assert (estimate.low, estimate.high) == (pytest.approx(max(low, 0), abs=1e-12), pytest.approx(min(high, 1)))
+    assert estimate.value == successes / n
+
+
+def test_no_requests_give_no_share():
+    assert stats.wilson(0, 0) is None
+    assert stats.smallest_visible(0) is None
+
+
+def test_mcnemar_gives_the_paper_s_reset_control():
+    assert stats.mcnemar_p(16, 9) == pytest.approx(0.2295, abs=1e-4)
+    assert stats.mcnemar_p(9, 16) == stats.mcnemar_p(16, 9)
+
+
+def test_mcnemar_without_discordant_requests_says_nothing():
+    assert stats.mcnemar_p(0, 0) == 1
+
+
+def test_mcnemar_is_the_two_sided_sign_test():
+    assert stats.mcnemar_p(7, 1) == pytest.approx(2 * binom.cdf(1, 8, 0.5))
+
+
+def test_cochran_over_two_conditions_is_mcnemar_s_chi_square():
+    right = np.array([[True, False]] * 12 + [[False, True]] * 4 + [[True, True]] * 30)
+    statistic, p = stats.cochran(right)
+    assert statistic == pytest.approx((12 - 4) ** 2 / 16)
+    assert p < 0.05
+
+
+def test_cochran_is_undefined_where_every_request_is_answered_alike():
+    assert stats.cochran(np.ones((5, 3), bool)) is None
+    assert stats.cochran(np.ones((5, 1), bool)) is None
+    assert stats.cochran(np.ones((0, 3), bool)) is None
+
+
+def test_holm_steps_down():
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([]) == []
+
+
+def test_smallest_visible_share_would_have_shown():
+    share = stats.smallest_visible(16)
+    assert (1 - share) ** 16 == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "n", "expected"),
+    [(1, 500, 1), (8, 16, 3), (84, 7_735, 84), (84, 500, 25), (8, 100, 5), (6, 4, 2), (5, 1, 1), (5, 0, 1)],
+)
+def test_blocks_follow_the_overlap_and_leave_enough_of_them(overlap, n, expected):
+    assert stats.block_length(overlap, n) == expected
+
+
+def test_an_interval_holds_the_mean_and_is_the_same_for_the_same_seed():
+    values = np.random.default_rng(0).choice([0, 0.4, 0.6], size=(2, 60))
+    first = stats.mean_intervals(values, 1, (0, 1), seed=7)
+    assert first == stats.mean_intervals(values, 1, (0, 1), seed=7)
+    assert first != stats.mean_intervals(values, 1, (0, 1), seed=8)
+    for row, estimate in zip(values, first, strict=True):
+        assert estimate.low < row.mean() < estimate.high
+        assert estimate.value == pytest.approx(row.mean())
+        assert estimate.method.startswith("BCa bootstrap over requests")
+
+
+def test_requests_that_say_nothing_are_left_out():
+    values = np.array([[0.0, 1.0, np.nan, 1.0, 0.0, np.nan], [np.nan] * 6])
+    estimate, nothing = stats.mean_intervals(values, 1, (0, 1), seed=0)
+    assert (estimate.value, estimate.n) == (0.5, 4)
+    assert nothing is None
+
+
+def test_blocks_widen_the_interval_of_a_stream_with_runs():
+    runs = np.repeat(np.random.default_rng(1).integers(0, 2, 40), 10)[None].astype(float)
+    (apart,) = stats.mean_intervals(runs, 1, (0, 1), seed=0)
+    (together,) = stats.mean_intervals(runs, 10, (0, 1), seed=0)
+    assert together.high - together.low > 2 * (apart.high - apart.low)
+    assert "blocks of 10 requests" in together.method
+
+
+def test_no_variation_is_bounded_exactly_and_never_by_zero():
+    (estimate,) = stats.mean_intervals(np.zeros((1, 16)), 3, (0, 1), seed=0)
+    assert estimate.low == 0
+    assert estimate.high == pytest.approx(1 - 0.025 ** (1 / 16))
+    assert "Clopper-Pearson" in estimate.method
+
+
+def test_the_same_value_everywhere_is_bounded_on_both_sides():
+    (variation,) = stats.mean_intervals(np.full((1, 20), 0.4), 1, (0, 1), seed=0)
+    unseen = stats.upper_bound_of_none(20)
+    assert (variation.low, variation.high) == pytest.approx((0.4 - 0.4 * unseen, 0.4 + 0.6 * unseen))
+    (difference,) = stats.mean_intervals(np.zeros((1, 20)), 1, (-1, 1), seed=0)
+    assert (difference.low, difference.high) == pytest.approx((-unseen, unseen))
+
+
+def test_one_block_pattern_that_bca_cannot_handle_falls_back_and_says_so(monkeypatch):
+    whole = stats._interval
+
+    def undefined(sums, sizes, method, seed):
+        low, high = whole(sums, sizes, method, seed)
+        return (np.full_like(low, np.nan), high) if method == "BCa" else (low, high)
+
+    monkeypatch.setattr(stats, "_interval", undefined)
+    (estimate,) = stats.mean_intervals(np.array([[0.0, 1.0] * 10]), 1, (0, 1), seed=0)
+    assert estimate.method.startswith("percentile")
+    assert 0 < estimate.low < 0.5 < estimate.high < 1
+
+
+def test_a_long_stream_is_resampled_in_few_blocks_with_the_same_interval():
+    values = np.random.default_rng(2).integers(0, 2, (1, 20_000)).astype(float)
+    (estimate,) = stats.mean_intervals(values, 1, (0, 1), seed=0)
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 * 0.5 / math.sqrt(20_000), rel=0.1)
+
+
+@pytest.mark.slow
+def test_bootstrap_intervals_cover():
+    generator, covered, runs = np.random.default_rng(3), 0, 200
+    for seed in range(runs):
+        values = (generator.random((1, 80)) < 0.25) * generator.choice([0.4, 0.6], (1, 80))
+        (estimate,) = stats.mean_intervals(values, 1, (0, 1), seed)
+        covered += estimate.low <= 0.125 <= estimate.high
+    assert 0.90 <= covered / runs <= 0.99
+
+
+@pytest.mark.slow
+def test_block_intervals_cover_where_neighbours_are_alike():
+    generator, covered, plain, runs = np.random.default_rng(4), 0, 0, 200
+    for seed in range(runs):
+        noise = generator.normal(size=204)
+        smooth = np.convolve(noise, np.ones(5) / math.sqrt(5), "valid")
+        values = (smooth < -0.5244)[None] * 0.5  # a share of 0.3
+        (estimate,) = stats.mean_intervals(values, stats.block_length(5, 200), (0, 1), seed)
+        (apart,) = stats.mean_intervals(values, 1, (0, 1), seed)
+        covered += estimate.low <= 0.15 <= estimate.high
+        plain += apart.low <= 0.15 <= apart.high
+    assert covered / runs >= 0.86
+    assert covered > plain
+
+
+@settings(deadline=None)
+@given(st.floats(0.55, 0.99), st.floats(0.02, 0.5))
+def test_the_requests_that_a_fidelity_gate_needs_are_enough_and_not_too_many(value, below):
+    limit = value - below
+    n = stats.requests_for_fidelity(value, limit)
+    assert wilson_by_hand(value * n, n)[0] >= limit - 1e-9
+    if n > 1:
+        assert wilson_by_hand(value * (n - 1), n - 1)[0] < limit
+
+
+def test_no_number_of_requests_shows_a_limit_that_the_value_only_meets():
+    assert stats.requests_for_fidelity(0.9, 0.9) is None
+    assert stats.requests_for_fidelity(1.0, 1.0) is None
+    assert stats.requests_for_variation(stats.Estimate(0.0, 0.0, 0.2, 16, ""), 0.0) is None
+
+
+@settings(deadline=None)
+@given(st.floats(0.001, 0.9))
+def test_a_variation_gate_that_saw_nothing_needs_the_exact_number(limit):
+    n = stats.requests_for_variation(stats.Estimate(0.0, 0.0, 0.5, 5, ""), limit)
+    assert stats.upper_bound_of_none(n) <= limit + 1e-12
+    assert n == 1 or stats.upper_bound_of_none(n - 1) > limit
+
+
+def test_a_variation_gate_scales_with_the_square_root():
+    assert stats.requests_for_variation(stats.Estimate(0.1, 0.05, 0.2, 100, ""), 0.15) == pytest.approx(400, abs=1)
+
+
+def test_a_repeat_agrees_by_luck_as_often_as_two_runs_do():
+    one_in_six = np.array([[0, 0, 0, 0, 0, 1]])
+    assert stats.chance_of_reproducing(one_in_six) == pytest.approx(10 / 15)
+    assert stats.chance_of_reproducing(np.repeat(one_in_six, 8, axis=0)) == pytest.approx((10 / 15) ** 8)
+    assert stats.chance_of_reproducing(np.zeros((4, 6), np.int64)) == 1
+    assert stats.chance_of_reproducing(np.zeros((4, 1), np.int64)) == 1

@@ -1,0 +1,383 @@
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
+
+from kvaudit.audit import analyse
+from kvaudit.checks import MAX_NOISE, REASONS, STANDING, Reason
+from kvaudit.compare import build_grid, compare
+from kvaudit.errors import UsageError
+from kvaudit.schema import TABLES
+from kvaudit.verdict import EXIT_CODES, Finding, GateResult, Gates, Verdict, decide, find
+
+WORDS = "a b c d"
+
+
+def damaged(chronological: str = WORDS, other: str = "a x c d", reset: str = WORDS, repeat: str | None = None) -> str:
+    return full_prefill(WORDS) + arm_lines(
+        "p", {"chronological": chronological, "reversed": other}, reset, repeat or chronological
+    )
+
+
+def finding(built: BuiltRun, policy: str = "p") -> Finding:
+    grid = build_grid(built.table("observations"), built.table("requests"), built.arms())
+    max_noise = built.manifest["settings"].get("max_noise", MAX_NOISE)
+    (found,) = [found for found in find(grid, compare(grid), max_noise) if found.policy == policy]
+    return found
+
+
+def reasons(built: BuiltRun) -> dict[str, Reason]:
+    found = finding(built)
+    assert (found.seen == "inconclusive") == bool(found.reasons)
+    return {reason.code: reason for reason in found.reasons}
+
+
+def verdict(built: BuiltRun, **gates) -> Verdict:
+    return analyse(built, Gates(**gates)).verdict
+
+
+def healthy(policy: str = "p", n: int = 4) -> BuiltRun:
+    return run(clean(policy, " ".join(f"w{index}" for index in range(n))))
+
+
+# Findings
+
+
+def test_equal_answers_in_every_order_are_none_seen_with_what_could_have_been_seen():
+    found = finding(healthy())
+    assert (found.seen, found.reasons, found.flipped, found.compared) == ("none-seen", (), 0, 4)
+    assert found.smallest_visible == pytest.approx(1 - 0.05 ** (1 / 4))
+
+
+def test_an_answer_that_differs_between_orders_is_history():
+    found = finding(run(damaged()))
+    assert (found.seen, found.flipped, found.examples) == ("history-sensitive", 1, ("r1",))
+    assert (found.own_losses, found.reset_compared) == (0, 4)
+    assert found.chance_of_reproducing == pytest.approx(1 / 3)
+
+
+def test_a_policy_that_is_wrong_alike_in_every_order_has_no_history():
+    found = finding(run(damaged("a x c d", "a x c d", "a x c d")))
+    assert (found.seen, found.own_losses) == ("none-seen", 1)
+
+
+def test_only_the_sensitive_policy_is_called_so():
+    built = run(damaged() + "\n" + arm_lines("q", {"chronological": WORDS, "reversed": WORDS}, WORDS, WORDS))
+    assert [finding(built, name).seen for name in "pq"] == ["history-sensitive", "none-seen"]
+
+
+# Reasons: each keeps the audit from a conclusion, alone and with its numbers
+
+
+def alone(built: BuiltRun, code: str) -> Reason:
+    found = reasons(built)
+    assert list(found) == [code]
+    return found[code]
+
+
+def test_a_repeat_that_does_not_reproduce():
+    reason = alone(run(damaged(repeat="a b c x")), "repeat-differs")
+    assert (reason.count, reason.total) == (1, 4)
+
+
+def test_a_full_prefill_that_disagrees_with_itself():
+    built = run(full_prefill(WORDS, "a b c x") + damaged().split("\n", 2)[2])
+    reason = alone(built, "noise-floor")
+    assert (reason.count, reason.total, reason.limit) == (1, 4, 0)
+
+
+@pytest.mark.parametrize(("limit", "seen"), [(0.25, "history-sensitive"), (0.24, "inconclusive")])
+def test_the_noise_limit_is_a_share(limit, seen):
+    built = run(full_prefill(WORDS, "a b c x") + damaged().split("\n", 2)[2], settings={"max_noise": limit})
+    assert finding(built).seen == seen
+
+
+def test_an_unfinished_arm():
+    reason = alone(run(damaged()).unfinished("p.chronological.reset"), "arms-unfinished")
+    assert (reason.count, reason.total, reason.names) == (1, 4, ("p.chronological.reset",))
+
+
+def test_an_unfinished_full_prefill_leaves_nothing_to_compare_with():
+    found = reasons(run(damaged()).unfinished("full-prefill.chronological"))
+    assert set(found) == {"arms-unfinished", "nothing-compared"}
+    assert found["nothing-compared"].names == ("reference", "noise")
+
+
+@pytest.mark.parametrize(
+    ("lost", "code", "names"),
+    [
+        ("p chronological reset", "control-missing", ("reset",)),
+        ("full-prefill chronological repeat", "noise-floor-missing", ()),
+    ],
+)
+def test_an_arm_that_was_never_planned(lost, code, names):
+    text = "\n".join(line for line in damaged().splitlines() if not line.startswith(lost))
+    assert reasons(run(text))[code].names == names
+
+
+def test_a_missing_repeat_is_told_as_a_missing_control():
+    text = "\n".join(line for line in damaged().splitlines() if "p chronological repeat" not in line)
+    assert reasons(run(text))["control-missing"].names == ("repeat",)
+
+
+def test_a_missing_reference():
+    text = "\n".join(line for line in damaged().splitlines() if not line.startswith("full-prefill"))
+    assert {"reference-missing", "noise-floor-missing", "nothing-compared"} <= set(reasons(run(text)))
+
+
+def test_errors():
+    reason = alone(run(damaged(other="a ! c d")), "errors")
+    assert (reason.count, reason.total, reason.names) == (1, 16, ("p.reversed",))
+
+
+def test_an_answer_that_is_neither_ids_nor_text_is_an_error():
+    built = healthy().with_rows(
+        lambda row: row | ({"answer_ids": None, "answer_text": None} if row["order"] == "reversed" else {})
+    )
+    assert set(reasons(built)) == {"errors", "nothing-compared"}
+
+
+def test_requests_without_observation():
+    reason = alone(run(damaged(other="a - c d")), "requests-missing")
+    assert (reason.count, reason.names) == (1, ("p.reversed",))
+
+
+def test_duplicates():
+    built = run(damaged())
+    table = built.table("observations")
+    again = pa.concat_tables([table, table.slice(len(table) - 1)])
+    reason = alone(replace(built, tables={**built.tables, "observations": again}), "duplicates")
+    assert (reason.count, reason.names) == (1, ("p.chronological.repeat",))
+
+
+def test_rows_that_nobody_planned():
+    built = run(damaged()).with_rows(lambda row: row | ({"arm_id": "x"} if row["control"] == "reset" else {}))
+    assert reasons(built)["unplanned-rows"].count == 4
+
+
+def test_fewer_than_two_orders():
+    built = run(full_prefill(WORDS) + arm_lines("p", {"chronological": WORDS}, WORDS, WORDS))
+    assert alone(built, "too-few-orders").count == 1
+
+
+def test_nothing_reused_in_any_order():
+    built = healthy().with_rows(lambda row: row | {"reused_tokens": 0})
+    assert alone(built, "nothing-reused")
+    one = healthy().with_rows(
+        lambda row: row | {"reused_tokens": 5 if row["order"] == "reversed" and row["position"] == 2 else 0}
+    )
+    assert finding(one).seen == "none-seen"
+
+
+def test_reuse_in_the_controls_alone_is_no_history():
+    built = healthy().with_rows(lambda row: row | ({"reused_tokens": 0} if row["control"] != "repeat" else {}))
+    assert alone(built, "nothing-reused")
+
+
+def test_an_engine_that_does_not_tell_reuse():
+    built = healthy().with_rows(lambda row: row | {"reused_tokens": None})
+    assert alone(built, "reuse-unknown")
+
+
+def test_full_prefill_that_reused():
+    built = healthy().with_rows(lambda row: row | ({"reused_tokens": 3} if row["policy"] == "full-prefill" else {}))
+    assert alone(built, "reference-reused").count == 4
+
+
+def test_a_budget_that_was_missed():
+    built = healthy().with_rows(lambda row: row | ({"recomputed_tokens": 8} if row["control"] == "reset" else {}))
+    reason = alone(built, "budget-missed")
+    assert (reason.count, reason.total, reason.names) == (4, 16, ("p.chronological.reset",))
+
+
+# The empty cache: verified by no entry or no hit, never assumed
+
+
+def at(row, *, first: bool = False, control: str = "none") -> bool:
+    return row["policy"] == "p" and row["control"] == control and (not first or row["position"] == 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ({"cache_entries_before": 2}, "cache-not-empty"),
+        ({"reused_tokens": 5, "cache_entries_before": None}, "cache-not-empty"),
+        ({"reused_tokens": 5, "cache_entries_before": 0}, "cache-not-empty"),
+        ({"prelude_reused_tokens": 5, "reused_tokens": 60}, "cache-not-empty"),
+        ({"reused_tokens": None, "cache_entries_before": None}, "cache-unverified"),
+        ({"prelude_reused_tokens": 0, "reused_tokens": 60}, None),
+        ({"reused_tokens": 0, "cache_entries_before": None}, None),
+        ({"reused_tokens": None, "cache_entries_before": 0}, None),
+    ],
+)
+def test_the_first_request_of_an_arm_shows_an_empty_cache(found, code):
+    built = healthy().with_rows(lambda row: row | (found if at(row, first=True) else {}))
+    if code is None:
+        assert finding(built).seen == "none-seen"
+    else:
+        assert alone(built, code).names == ("p.chronological", "p.reversed")
+
+
+def test_under_reset_every_request_shows_an_empty_cache():
+    built = healthy().with_rows(
+        lambda row: row | ({"reused_tokens": 7} if at(row, control="reset") and row["position"] == 2 else {})
+    )
+    reason = alone(built, "cache-not-empty")
+    assert (reason.count, reason.names) == (1, ("p.chronological.reset",))
+
+
+def test_under_reset_a_prelude_may_be_reused():
+    built = healthy().with_rows(
+        lambda row: row | ({"reused_tokens": 7, "prelude_reused_tokens": 0} if at(row, control="reset") else {})
+    )
+    assert finding(built).seen == "none-seen"
+
+
+def test_an_arm_without_a_first_request_is_not_verified():
+    built = healthy().with_rows(lambda row: row | {"position": row["position"] + 1})
+    assert reasons(built)["cache-unverified"].count == 3
+
+
+# Gates
+
+
+def test_no_gates_and_a_conclusive_audit_pass_silently():
+    assert (verdict(healthy()).outcome, verdict(healthy()).exit_code) == ("no gates", 0)
+    assert verdict(run(damaged())).outcome == "no gates"
+
+
+def test_no_gates_and_an_inconclusive_finding_are_inconclusive():
+    found = verdict(run(damaged(repeat="a b c x")))
+    assert (found.outcome, found.exit_code) == ("inconclusive", 4)
+
+
+def test_nothing_audited_is_never_a_pass():
+    assert verdict(run(full_prefill(WORDS))).outcome == "inconclusive"
+    assert verdict(run(full_prefill(WORDS)), min_fidelity=0.5).outcome == "inconclusive"
+
+
+def only(found: Verdict) -> GateResult:
+    (result,) = found.gates
+    return result
+
+
+def test_a_broken_limit_fails_in_the_worst_order():
+    found = verdict(run(damaged("a b c x", "x x x d")), min_fidelity=0.5)
+    result = only(found)
+    assert (found.outcome, found.exit_code, result.why) == ("fail", 1, "broken")
+    assert (result.value, result.order, result.n) == (0.25, "reversed", 4)
+
+
+def test_a_limit_that_is_only_met_is_not_broken():
+    assert verdict(run(damaged("a b c d", "a x c x")), min_fidelity=0.5).outcome == "inconclusive"
+
+
+def test_a_limit_passes_when_its_bound_keeps_it():
+    found = verdict(healthy(n=60), min_fidelity=0.93, max_variation=0.07)
+    assert (found.outcome, found.exit_code) == ("pass", 0)
+    assert [result.why for result in found.gates] == ["kept", "kept"]
+
+
+def test_without_power_a_gate_says_how_many_requests_it_needs():
+    found = verdict(healthy(n=20), max_variation=0.05)
+    result = only(found)
+    assert (found.outcome, found.exit_code, result.why) == ("inconclusive", 4, "no-power")
+    assert verdict(healthy(n=result.needed), max_variation=0.05).outcome == "pass"
+    assert verdict(healthy(n=result.needed - 1), max_variation=0.05).outcome == "inconclusive"
+
+
+def test_a_variation_above_its_limit_fails():
+    result = only(verdict(run(damaged()), max_variation=0.2))
+    assert (result.outcome, result.value) == ("fail", 0.25)
+
+
+def both_policies() -> BuiltRun:
+    return run(damaged() + "\n" + arm_lines("q", {"chronological": WORDS, "reversed": WORDS}, WORDS, WORDS))
+
+
+def test_gates_hold_every_policy_unless_some_are_named():
+    assert verdict(both_policies(), max_variation=0.2).outcome == "fail"
+    assert [result.policy for result in verdict(both_policies(), max_variation=0.2).gates] == ["p", "q"]
+    assert [result.policy for result in verdict(both_policies(), max_variation=0.7, policies=("q",)).gates] == ["q"]
+    assert verdict(both_policies(), max_variation=0.7, policies=("q",)).outcome == "pass"
+
+
+def test_an_unknown_policy_is_refused_with_those_there_are():
+    with pytest.raises(UsageError, match=r"'r'.*p, q"):
+        verdict(both_policies(), max_variation=0.2, policies=("r",))
+
+
+def test_a_fail_wins_over_another_policy_s_doubt():
+    built = run(damaged() + "\n" + arm_lines("q", {"chronological": WORDS, "reversed": WORDS}, WORDS, "x x x x"))
+    assert verdict(built, max_variation=0.2).outcome == "fail"
+    assert verdict(built, max_variation=0.9).outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("code", sorted(REASONS))
+def test_a_doubt_never_passes_and_only_standing_doubts_can_fail(code):
+    audit = analyse(healthy(n=60))
+    (good,) = audit.findings
+    doubtful = replace(good, seen="inconclusive", reasons=(Reason(code),))
+    assert decide([doubtful], audit.figures, Gates(min_fidelity=0.5)).outcome == "inconclusive"
+    broken = analyse(run(damaged("x x x x", "x x x x"))).figures
+    outcome = decide([doubtful], broken, Gates(min_fidelity=0.5)).outcome
+    assert outcome == ("fail" if code in STANDING else "inconclusive")
+
+
+@pytest.mark.parametrize("text", ["! ! ! !", "- - - -"])
+def test_a_gate_without_a_value_is_inconclusive(text):
+    found = verdict(run(damaged(text, text)), min_fidelity=0.5, max_variation=0.5)
+    assert [result.outcome for result in found.gates] == ["inconclusive", "inconclusive"]
+    assert found.outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("limit", [-0.1, 1.1, 95.0, float("nan")])
+@pytest.mark.parametrize("name", ["min_fidelity", "max_variation"])
+def test_a_limit_is_a_share(name, limit):
+    with pytest.raises(UsageError, match="share"):
+        Gates(**{name: limit})
+
+
+def test_exit_codes_are_those_of_the_design():
+    assert EXIT_CODES == {"pass": 0, "no gates": 0, "fail": 1, "inconclusive": 4}
+
+
+# Audits of an engine without history
+
+
+def history_free(seed: int, noise: float) -> BuiltRun:
+    """The policy errs on its own, and any answer of any run changes at random with probability `noise`."""
+    generator = np.random.default_rng(seed)
+    n = int(generator.integers(5, 30))
+    own = generator.random(n) < 0.2
+
+    def words(errs: bool) -> str:
+        changed = generator.random(n) < noise
+        return " ".join(f"{index}{'x' * bool(errs and own[index])}{'n' * int(changed[index])}" for index in range(n))
+
+    orders = {order: words(True) for order in ("chronological", "reversed", "shuffle-1", "shuffle-2", "shuffle-3")}
+    return run(full_prefill(words(False), words(False)) + arm_lines("p", orders, words(True), words(True)))
+
+
+@pytest.mark.slow
+def test_audits_without_history_are_never_called_history_sensitive():
+    seen = [finding(history_free(seed, noise)).seen for seed in range(100) for noise in (0.0, 0.2, 0.4)]
+    assert seen.count("history-sensitive") == 0
+    assert seen.count("none-seen") == 100
+
+
+@pytest.mark.slow
+def test_rare_noise_that_slips_through_is_given_away_by_the_luck_it_needs():
+    found = [finding(history_free(seed, 0.01)) for seed in range(200)]
+    slipped = [f.chance_of_reproducing for f in found if f.seen == "history-sensitive"]
+    assert slipped
+    assert np.mean([chance < 0.05 for chance in slipped]) <= 0.05
+
+
+def test_a_run_without_requests_is_inconclusive():
+    built = BuiltRun(healthy().planned, {"requests": TABLES["requests"].empty_table()})
+    audit = analyse(built)
+    assert audit.verdict.outcome == "inconclusive"
+    assert {reason.code for reason in audit.findings[0].reasons} >= {"nothing-compared", "cache-unverified"}
