@@ -53,6 +53,10 @@ def files(path):
     return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
 
 
+def finished_arms(path):
+    return sum(arm.finished for arm in open_run(path).arms())
+
+
 def part(run, table="observations", arm="none.reversed"):
     return layout.part_path(run.path, table, arm)
 
@@ -152,6 +156,32 @@ def test_an_arm_streams_in_row_groups_of_bounded_size(tmp_path, monkeypatch):
     run = run_scripted(tmp_path / "run", rolling_trace(40))
     assert pq.read_metadata(part(run)).num_row_groups > 3
     assert pq.read_metadata(part(run)).num_rows == 40
+
+
+def test_content_is_synced_before_a_file_takes_its_name_and_the_mark_comes_last(tmp_path, monkeypatch):
+    events, rename = [], os.replace
+
+    def replace(source, target):
+        events.append(Path(target).relative_to(tmp_path).parts[0])
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append("sync"))
+    monkeypatch.setattr(os, "replace", replace)
+    stamp = layout.Stamp("trace", "settings")
+    with writing.PartFiles(tmp_path, "arm", stamp, {}):
+        pass
+    writing.write_bytes(tmp_path / "manifest.json", b"{}")
+    files, folders = ["selections", "provenance", "writes", "evictions"], ["sync"] * 4
+    assert events == [
+        *["sync"] * 5,
+        *files,
+        *folders,
+        "observations",
+        "sync",
+        "sync",
+        "manifest.json",
+        "sync",
+    ]
 
 
 class Stopped(BaseException):
@@ -413,11 +443,27 @@ def test_without_full_prefill_no_other_arm_counts(run):
 
 
 def test_temporary_files_of_a_killed_replay_are_removed(run):
-    part(run).unlink()
     left = part(run).with_name(part(run).name + ".tmp")
     left.write_bytes(b"half")
     run_scripted(run.path, TRACE)
     assert not left.exists()
+
+
+def test_an_interrupt_while_files_open_leaves_none(tmp_path, monkeypatch):
+    real, opened_files = pq.ParquetWriter, 0
+
+    def interrupted(*arguments, **options):
+        nonlocal opened_files
+        opened_files += 1
+        if opened_files == 10:
+            raise Stopped
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(pq, "ParquetWriter", interrupted)
+    with pytest.raises(Stopped):
+        run_scripted(tmp_path / "run", TRACE)
+    assert finished_arms(tmp_path / "run") == 1
+    assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 def test_a_finished_run_is_not_touched(run):
