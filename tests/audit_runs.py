@@ -34,7 +34,7 @@ class PlannedArm:
 
 @dataclass(frozen=True)
 class BuiltRun:
-    """A run in memory, with what kvaudit.audit.RunTables asks for."""
+    """A run in memory, with what kvaudit.analysis.audit.RunTables asks for."""
 
     planned: tuple[PlannedArm, ...]
     tables: dict[str, pa.Table]
@@ -161,6 +161,7 @@ def _row(planned: PlannedArm, index: int, word: str, count: int, texts: Mapping[
         "answer_text": text if answered else None,
         "answer_ids": ([] if word == "_" else [crc32(word.encode()) % 30000]) if answered else None,
         "ttft_ms": 10.0 if is_policy else 50.0,
+        "first_reused_tokens": 60 if is_policy and place and planned.control != "reset" else 0,
         "reused_tokens": 60 if is_policy and place and planned.control != "reset" else 0,
         "reusable_tokens": 60 if is_policy else 0,
         "recomputed_tokens": 9 if is_policy else 0,

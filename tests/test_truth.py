@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import pytest
 from fakes import rolling_trace, run_scripted, scripted_settings
 
-from kvaudit.audit import analyse
+from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.verdict import Gates
 from kvaudit.engines.scripted import FAULTS
 from kvaudit.errors import EngineError
 from kvaudit.store import open_run
-from kvaudit.verdict import Gates
 
 GATES = Gates(max_variation=0.05)
 REQUESTS = 80

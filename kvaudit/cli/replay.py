@@ -12,7 +12,7 @@ from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Lookup, Mas
 from kvaudit.errors import KvauditError, UsageError
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
     from kvaudit.plan import Plan
     from kvaudit.records import Trace
     from kvaudit.store import RunFolder
@@ -133,7 +133,7 @@ def replay(
 
 
 def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float) -> Audit:
-    from kvaudit.audit import analyse
+    from kvaudit.analysis.audit import analyse
     from kvaudit.cli.progress import progress_on_stderr
     from kvaudit.plugins import load
     from kvaudit.replay import replay as run_arms

@@ -15,9 +15,9 @@ from kvaudit.errors import RunError, UsageError
 from kvaudit.plugins import load
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
+    from kvaudit.analysis.verdict import Gates
     from kvaudit.reports import Report
-    from kvaudit.verdict import Gates
 
 TERMINAL = "terminal"
 
@@ -63,7 +63,7 @@ def report(
 
 def load_audit(folder: Path, gates: Gates | None = None) -> Audit:
     """The audit of a run folder. Raises RunError, naming the file, for a folder that is no whole run."""
-    from kvaudit.audit import analyse
+    from kvaudit.analysis.audit import analyse
     from kvaudit.store import open_run
 
     run = open_run(folder)
@@ -71,7 +71,7 @@ def load_audit(folder: Path, gates: Gates | None = None) -> Audit:
 
 
 def _gates(min_fidelity: float | None, max_variation: float | None, policies: Sequence[str] | None) -> Gates:
-    from kvaudit.verdict import Gates
+    from kvaudit.analysis.verdict import Gates
 
     gates = Gates(min_fidelity, max_variation, tuple(policies) if policies else None)
     if policies and not gates.any:

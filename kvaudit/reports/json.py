@@ -1,8 +1,8 @@
 """The audit as data: one JSON object with stable keys, UTF-8, undefined numbers as null.
 
-`report_version` counts changes of this layout. `figures` are the rows of the `summary` table (kvaudit.figures and
-kvaudit.costs say what each metric is), `answers` in `examples` are cut to their first 10,000 characters, `characters`
-says how long they are.
+`report_version` counts changes of this layout. `figures` are the rows of the `summary` table
+(kvaudit.analysis.figures and kvaudit.analysis.costs say what each metric is), `answers` in `examples` are cut to their
+first 10,000 characters, `characters` says how long they are.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 import orjson
 
 from kvaudit import __version__
-from kvaudit.checks import Reason
-from kvaudit.examples import Example
+from kvaudit.analysis.checks import Reason
+from kvaudit.analysis.examples import Example
+from kvaudit.analysis.verdict import Finding, GateResult
 from kvaudit.reports.words import finding_details, finding_line, gate_sentence, reason_sentence
-from kvaudit.verdict import Finding, GateResult
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
 
 REPORT_VERSION = 1
 LONGEST_TEXT = 10_000

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kvaudit.checks import Reason
-from kvaudit.figures import Figure, select
+from kvaudit.analysis.checks import Reason
+from kvaudit.analysis.figures import Figure, select
+from kvaudit.analysis.stats import ALPHA
+from kvaudit.analysis.verdict import Finding, GateResult, Verdict
 from kvaudit.reports.escape import visible
-from kvaudit.stats import ALPHA
-from kvaudit.verdict import Finding, GateResult, Verdict
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
 
 MOST_NAMES = 3
 SEEN: Mapping[str, str] = MappingProxyType(

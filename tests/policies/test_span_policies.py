@@ -60,7 +60,7 @@ class TestFixedChunk:
         assert chosen(FixedChunk(), context) == [2, 3, 4, 5]
 
     def test_without_documents_the_median_of_the_other_chunks(self) -> None:
-        context = context_of("g1 m4 m4 m4", [0, 0, 8, 8, 8, 8, 0, 0, 0, 0, 0, 0, 0], 4)
+        context = context_of("g1 m4 g1 m4 g1 m4", [0, 0, 5, 5, 5, 5, 0, 0, 9, 0, 0, 0, 0, 0, 0], 4)
         assert chosen(FixedChunk(), context) == [2, 3, 4, 5]
 
     def test_a_length_may_be_given(self) -> None:

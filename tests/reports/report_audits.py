@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from audit_runs import BuiltRun, arm_lines, full_prefill, run
 
-from kvaudit.audit import Audit, analyse
+from kvaudit.analysis.audit import Audit, analyse
+from kvaudit.analysis.verdict import Gates
 from kvaudit.schema import TABLES
-from kvaudit.verdict import Gates
 
 ORDERS = ("chronological", "reversed", "shuffle-1", "shuffle-2", "shuffle-3")
 REQUESTS = 16

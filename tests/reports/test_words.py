@@ -2,8 +2,8 @@ import pytest
 from audit_runs import arm_lines, clean, full_prefill, run
 from report_audits import audited
 
-from kvaudit.checks import REASONS, Reason
-from kvaudit.figures import Figure
+from kvaudit.analysis.checks import REASONS, Reason
+from kvaudit.analysis.figures import Figure
 from kvaudit.reports import words
 
 

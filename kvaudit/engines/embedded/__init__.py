@@ -37,11 +37,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     with parsed_once():
         tokenizer = load_tokenizer(files)
         weights = load_weights(files, getattr(torch, settings.dtype), device, tokenizer.end_ids)
-    identity = {
-        "model": files.name,
-        "weights_sha256": weight_digest(files),
-        "tokenizer_sha256": tokenizer.digest,
-    }
+    identity = {"model": files.name, "weights_sha256": weight_digest(files)}
     return EmbeddedEngine(weights, tokenizer, settings, identity)
 
 

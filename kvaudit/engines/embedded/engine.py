@@ -59,6 +59,7 @@ class EmbeddedEngine:
             provenance=True,
             reference_logprobs=True,
             max_prompt_tokens=self.transformer.weights.max_positions,
+            vocabulary_size=self.transformer.weights.vocabulary,
         )
 
     @property

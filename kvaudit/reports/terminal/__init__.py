@@ -16,7 +16,7 @@ from kvaudit.reports.terminal.layout import heading, sentences
 from kvaudit.reports.words import finding_details, finding_line, gate_sentence, verdict_line
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
 
 COLOURS = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", "no gates": "bold"}
 

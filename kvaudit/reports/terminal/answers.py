@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from kvaudit.figures import Figure, select
+from kvaudit.analysis.figures import Figure, select
 from kvaudit.records import FULL_PREFILL
 from kvaudit.reports.terminal.layout import grouped_table, heading, sentences, table
 from kvaudit.reports.words import counted, interval, number, p_value, percent, small
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
 
 
 def parts(audit: Audit) -> Iterator[RenderableType]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from kvaudit.figures import Figure, select
+from kvaudit.analysis.figures import Figure, select
 from kvaudit.reports.terminal.layout import grouped_table, heading, sentences, table
 from kvaudit.reports.words import number, percent, small
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
 
 Place = tuple[str | None, str | None, str | None]
 

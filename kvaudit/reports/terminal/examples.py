@@ -11,13 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvaudit.examples import Answer, Example, Origin
+from kvaudit.analysis.examples import Answer, Example, Origin
 from kvaudit.reports.escape import excerpt, first_difference, visible
 from kvaudit.reports.terminal.layout import heading, sentences
 from kvaudit.reports.words import counted, names, number
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
 
 MOST_ORIGINS = 4
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 
-from kvaudit.audit import section
+from kvaudit.analysis.audit import section
 from kvaudit.reports.escape import visible
 from kvaudit.reports.terminal.layout import heading, sentences
 
 if TYPE_CHECKING:
-    from kvaudit.audit import Audit
+    from kvaudit.analysis.audit import Audit
 
 
 def parts(audit: Audit) -> Iterator[RenderableType]:

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvaudit.compare import Grid
-from kvaudit.figures import Figure
+from kvaudit.analysis.compare import Grid
+from kvaudit.analysis.figures import Figure
+from kvaudit.analysis.stats import Floats
 from kvaudit.records import FULL_PREFILL
-from kvaudit.stats import Floats
 
 COLUMNS = (
     "kl",

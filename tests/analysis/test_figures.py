@@ -8,10 +8,10 @@ from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvaudit import stats
-from kvaudit.audit import analyse
-from kvaudit.compare import build_grid, compare
-from kvaudit.figures import Figure, select, stream_overlap, summary_table, variation_by_request
+from kvaudit.analysis import stats
+from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.compare import build_grid, compare
+from kvaudit.analysis.figures import Figure, select, stream_overlap, summary_table, variation_by_request
 from kvaudit.schema import TABLES
 
 ORDERS = ("chronological", "reversed", "shuffle-1", "shuffle-2", "shuffle-3")

@@ -5,12 +5,12 @@ import pyarrow as pa
 import pytest
 from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
 
-from kvaudit.audit import analyse
-from kvaudit.checks import MAX_NOISE, REASONS, STANDING, Reason
-from kvaudit.compare import build_grid, compare
+from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.checks import MAX_NOISE, REASONS, STANDING, Reason
+from kvaudit.analysis.compare import build_grid, compare
+from kvaudit.analysis.verdict import EXIT_CODES, Finding, GateResult, Gates, Verdict, decide, find
 from kvaudit.errors import UsageError
 from kvaudit.schema import TABLES
-from kvaudit.verdict import EXIT_CODES, Finding, GateResult, Gates, Verdict, decide, find
 
 WORDS = "a b c d"
 
@@ -203,13 +203,13 @@ def at(row, *, first: bool = False, control: str = "none") -> bool:
     ("found", "code"),
     [
         ({"cache_entries_before": 2}, "cache-not-empty"),
-        ({"reused_tokens": 5, "cache_entries_before": None}, "cache-not-empty"),
-        ({"reused_tokens": 5, "cache_entries_before": 0}, "cache-not-empty"),
-        ({"prelude_reused_tokens": 5, "reused_tokens": 60}, "cache-not-empty"),
-        ({"reused_tokens": None, "cache_entries_before": None}, "cache-unverified"),
-        ({"prelude_reused_tokens": 0, "reused_tokens": 60}, None),
-        ({"reused_tokens": 0, "cache_entries_before": None}, None),
-        ({"reused_tokens": None, "cache_entries_before": 0}, None),
+        ({"first_reused_tokens": 5, "cache_entries_before": None}, "cache-not-empty"),
+        ({"first_reused_tokens": 5, "cache_entries_before": 0}, "cache-not-empty"),
+        ({"first_reused_tokens": 5, "reused_tokens": 60, "prelude_reused_tokens": 5}, "cache-not-empty"),
+        ({"first_reused_tokens": None, "cache_entries_before": None}, "cache-unverified"),
+        ({"first_reused_tokens": 0, "reused_tokens": 60, "prelude_reused_tokens": 40}, None),
+        ({"first_reused_tokens": 0, "cache_entries_before": None}, None),
+        ({"first_reused_tokens": None, "cache_entries_before": 0}, None),
     ],
 )
 def test_the_first_request_of_an_arm_shows_an_empty_cache(found, code):
@@ -222,7 +222,7 @@ def test_the_first_request_of_an_arm_shows_an_empty_cache(found, code):
 
 def test_under_reset_every_request_shows_an_empty_cache():
     built = healthy().with_rows(
-        lambda row: row | ({"reused_tokens": 7} if at(row, control="reset") and row["position"] == 2 else {})
+        lambda row: row | ({"first_reused_tokens": 7} if at(row, control="reset") and row["position"] == 2 else {})
     )
     reason = alone(built, "cache-not-empty")
     assert (reason.count, reason.names) == (1, ("p.chronological.reset",))
@@ -230,7 +230,7 @@ def test_under_reset_every_request_shows_an_empty_cache():
 
 def test_under_reset_a_prelude_may_be_reused():
     built = healthy().with_rows(
-        lambda row: row | ({"reused_tokens": 7, "prelude_reused_tokens": 0} if at(row, control="reset") else {})
+        lambda row: row | ({"reused_tokens": 7, "prelude_reused_tokens": 7} if at(row, control="reset") else {})
     )
     assert finding(built).seen == "none-seen"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from kvaudit.compare import DIFFERENT, EQUAL, NO_ROW, Grid, Pair
-from kvaudit.figures import variation_by_request
+from kvaudit.analysis.compare import DIFFERENT, EQUAL, NO_ROW, Grid, Pair
+from kvaudit.analysis.figures import variation_by_request
 
 PER_POLICY = 3
 

@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from kvaudit import stats
-from kvaudit.checks import STANDING, Reason, policy_reasons, reference_reasons
-from kvaudit.compare import Grid, Pair
+from kvaudit.analysis import stats
+from kvaudit.analysis.checks import STANDING, Reason, policy_reasons, reference_reasons
+from kvaudit.analysis.compare import Grid, Pair
+from kvaudit.analysis.figures import Figure, chance_of_reproducing, select, variation_by_request
 from kvaudit.errors import UsageError
-from kvaudit.figures import Figure, chance_of_reproducing, select, variation_by_request
 
 Seen = Literal["history-sensitive", "none-seen", "inconclusive"]
 Outcome = Literal["pass", "fail", "inconclusive", "no gates"]

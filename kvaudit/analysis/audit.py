@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from kvaudit.checks import MAX_NOISE
-from kvaudit.compare import Grid, PlannedArm, build_grid, compare, comparisons_table, conformed
-from kvaudit.costs import cost_figures
+from kvaudit.analysis.checks import MAX_NOISE
+from kvaudit.analysis.compare import Grid, PlannedArm, build_grid, compare, comparisons_table, conformed
+from kvaudit.analysis.costs import cost_figures
+from kvaudit.analysis.examples import Example, ProvenanceOf, worst_requests
+from kvaudit.analysis.figures import Figure, answer_figures, stream_overlap, summary_table
+from kvaudit.analysis.verdict import Finding, Gates, Verdict, decide, find
 from kvaudit.errors import RunError
-from kvaudit.examples import Example, ProvenanceOf, worst_requests
-from kvaudit.figures import Figure, answer_figures, stream_overlap, summary_table
-from kvaudit.verdict import Finding, Gates, Verdict, decide, find
 
 
 class RunTables(Protocol):

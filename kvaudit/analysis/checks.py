@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from kvaudit.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
+from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
+from kvaudit.analysis.stats import Floats
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
-from kvaudit.stats import Floats
 
 MAX_NOISE = 0.0
 
@@ -146,11 +146,9 @@ def _cache_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
     for arm in arms:
         if not grid.arms[arm].finished:
             continue
-        columns = grid.columns(("position", "prelude_reused_tokens", "reused_tokens", "cache_entries_before"), arm)
+        columns = grid.columns(("position", "first_reused_tokens", "cache_entries_before"), arm)
         starts = _starts(grid, arm, columns["position"])
-        # What is served first is the request's prelude, where it has one.
-        prelude = columns["prelude_reused_tokens"]
-        first_reuse = np.where(np.isnan(prelude), columns["reused_tokens"], prelude)[starts]
+        first_reuse = columns["first_reused_tokens"][starts]
         entries = columns["cache_entries_before"][starts]
         dirty[arm] = int(((first_reuse > 0) | (entries > 0)).sum())
         silent[arm] = int((np.isnan(first_reuse) & np.isnan(entries)).sum()) if starts.any() else 1

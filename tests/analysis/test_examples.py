@@ -1,8 +1,8 @@
 import pyarrow as pa
 from audit_runs import BuiltRun, arm_lines, full_prefill, run
 
-from kvaudit.audit import analyse
-from kvaudit.examples import PER_POLICY, Example
+from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.examples import PER_POLICY, Example
 from kvaudit.schema import TABLES
 
 FULL = "a b c d"

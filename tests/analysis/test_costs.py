@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from audit_runs import BuiltRun, arm_lines, full_prefill, run
 
-from kvaudit.compare import build_grid
-from kvaudit.costs import cost_figures
-from kvaudit.figures import Figure, select
+from kvaudit.analysis.compare import build_grid
+from kvaudit.analysis.costs import cost_figures
+from kvaudit.analysis.figures import Figure, select
 
 
 def built(columns=None) -> BuiltRun:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
 
-from kvaudit.audit import analyse
+from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.verdict import Gates
 from kvaudit.errors import RunError
 from kvaudit.schema import TABLES
-from kvaudit.verdict import Gates
 
 
 def test_an_audit_holds_every_stage_s_result():
@@ -47,6 +47,6 @@ def test_an_unfinished_run_is_told_as_far_as_it_goes():
 
 def test_the_pure_middle_imports_neither_torch_nor_statistics_before_it_needs_them():
     heavy = "{'torch', 'scipy', 'statsmodels', 'rich', 'typer'}"
-    program = f"import sys, kvaudit.audit; print(sorted({heavy} & set(sys.modules)))"
+    program = f"import sys, kvaudit.analysis.audit; print(sorted({heavy} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"

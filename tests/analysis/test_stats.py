@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from kvaudit import stats
+from kvaudit.analysis import stats
 
 
 def wilson_by_hand(successes: int, n: int) -> tuple[float, float]:

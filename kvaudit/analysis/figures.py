@@ -32,11 +32,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvaudit import stats
-from kvaudit.compare import NO_ROW, NOT_COMPARABLE, Grid, Integers, Kind, Pair
+from kvaudit.analysis import stats
+from kvaudit.analysis.compare import NO_ROW, NOT_COMPARABLE, Grid, Integers, Kind, Pair
+from kvaudit.analysis.stats import Estimate, Flags, Floats
 from kvaudit.records import FULL_PREFILL
 from kvaudit.schema import TABLES
-from kvaudit.stats import Estimate, Flags, Floats
 
 CONTENT_KINDS = ("document", "message", "tool-result")
 

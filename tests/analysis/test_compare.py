@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from kvaudit import compare
-from kvaudit.compare import DIFFERENT, EQUAL, NOT_COMPARABLE, build_grid, comparisons_table
+from kvaudit.analysis import compare
+from kvaudit.analysis.compare import DIFFERENT, EQUAL, NOT_COMPARABLE, build_grid, comparisons_table
 from kvaudit.errors import RunError
 from kvaudit.schema import TABLES
 
