@@ -142,8 +142,6 @@ def _texts(column: pa.Array) -> list[str]:
     """Numbers in their shortest form, dates and times as ISO 8601 with a space, no value as nothing."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
     if pa.types.is_timestamp(column.type):
         moments = column.cast(pa.timestamp("us", column.type.tz), safe=False).to_pylist()
         return ["" if moment is None else moment.isoformat(" ") for moment in moments]

@@ -77,6 +77,7 @@ def test_parquet_values_are_in_their_shortest_form(file: Path) -> None:
             "volume": pa.array([20018500, 0]),
             "exact": pa.array([decimal.Decimal("1.50"), None]),
             "symbol": pa.array(["AAPL", "FB"]).dictionary_encode(),
+            "year": pa.array([2012, 2013]).dictionary_encode(),
             "tags": pa.array([["a"], []]),
         }
     )
@@ -86,8 +87,8 @@ def test_parquet_values_are_in_their_shortest_form(file: Path) -> None:
 
     assert columns == tuple(table.column_names)
     assert [tuple(row.values()) for _, row in rows] == [
-        ("2013-01-02", "2013-01-02 09:30:00", "0.1", "549.03", "20018500", "1.50", "AAPL", '["a"]'),
-        ("", "", "", "1", "0", "", "FB", "[]"),
+        ("2013-01-02", "2013-01-02 09:30:00", "0.1", "549.03", "20018500", "1.50", "AAPL", "2012", '["a"]'),
+        ("", "", "", "1", "0", "", "FB", "2013", "[]"),
     ]
     assert [number for number, _ in rows] == [1, 2]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,15 @@ def news(tmp_path: Path) -> Path:
     path = tmp_path / "news.jsonl"
     path.write_text(NEWS)
     return path
+
+
+@pytest.fixture
+def in_new_york() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 def documents(events: Events) -> dict[str, list[str]]:
@@ -130,6 +141,7 @@ def test_interleaving_keeps_all_events_and_each_table_in_order(tmp_path: Path, t
         ("12.5", 12.5),
     ],
 )
+@pytest.mark.usefixtures("in_new_york")
 def test_times(tmp_path: Path, text: str, seconds: float) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"time,x\n{text},1\n")

@@ -12,11 +12,12 @@ import pytest
 from kvaudit.errors import TraceError
 from kvaudit.records import Request, Segment, Trace
 from kvaudit.traces import read_trace
-from kvaudit.traces.segments import make_segment
+from kvaudit.traces.segments import TraceDigest, make_segment
 
 INSTRUCTION = make_segment("instruction", "date,close\n")
 DOCUMENT = make_segment("document", "2013-01-02,549.03\n")
 QUERY = make_segment("query", "\n2013-01-02,", token_ids=(1, 2, 3))
+MESSAGE = {"kind": "message", "role": "user", "text": "Hello"}
 HEADER = {"kvaudit_trace": 1, "made_by": "test"}
 
 
@@ -152,6 +153,11 @@ def test_empty_messages_of_a_chat_are_kept(file: Path) -> None:
         ([*SOUND, asked("r2", timestamp="now")], 6, "has a 'timestamp' that is not a number"),
         ([*SOUND, asked("r2", chat="yes")], 6, "has a 'chat' that is not true or false"),
         ([*SOUND, asked("r2", chat=True)], 6, "segment 1 is not a message with a role and a text"),
+        (
+            [*SOUND, {"request": "r2", "chat": True, "segments": [{**MESSAGE, "token_ids": [1]}]}],
+            6,
+            "segment 1 is not a message with a role and a text",
+        ),
         ([*SOUND, defined(DOCUMENT, text="changed")], 6, "the trace was changed or damaged"),
         ([*SOUND, defined(DOCUMENT, segment=5)], 6, "segment 5 has the content of"),
         ([*SOUND, defined(DOCUMENT, kind="thing")], 6, "has the kind 'thing' (kinds: instruction, document"),
@@ -192,6 +198,13 @@ def test_bad_lines_are_named(file: Path, lines: list[object], line: int | None, 
     assert what in message
 
 
+def test_contents_that_share_an_id_are_never_taken_for_one_another(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvaudit.traces.segments._ID_DIGITS", 1)
+    documents = [make_segment("document", str(n)) for n in range(17)]
+
+    assert "shares its id with another content" in refusal(file, *map(defined, documents), asked("r1", documents[0]))
+
+
 def test_the_digest_is_of_the_content_alone(file: Path, tmp_path: Path) -> None:
     digest = read(file, *SOUND).digest
     inline = [
@@ -228,3 +241,13 @@ def test_the_digest_sees_the_order_of_requests(file: Path) -> None:
     there = read(file, *SOUND[:4], asked("r1"), asked("r2")).digest
 
     assert there != read(file, *SOUND[:4], asked("r2"), asked("r1")).digest
+
+
+def test_the_digest_is_of_the_texts_and_not_of_short_ids() -> None:
+    digests = set()
+    for text in ("one", "other"):
+        digest = TraceDigest()
+        digest.add(Request("r1", 0, (Segment("document", "same", text),)))
+        digests.add(digest.hexdigest())
+
+    assert len(digests) == 2

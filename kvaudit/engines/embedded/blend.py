@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvaudit.engines import Switches
-from kvaudit.engines.embedded.cache import ChunkCache, ChunkKey, Entry
+from kvaudit.engines.embedded.cache import NO_CONTEXT, ChunkCache, ChunkKey, Entry
 from kvaudit.engines.embedded.forward import Projected, Rotation, Transformer
 from kvaudit.engines.embedded.lookup import Found, look_up
 from kvaudit.errors import EngineError
@@ -123,7 +123,7 @@ class Blender:
                 self._states(0, len(token_ids)),
                 content_id=segment.content_id,
                 position=0,
-                context_hash="",
+                context_hash=NO_CONTEXT,
                 request_id=request_id,
                 part=part,
             )

@@ -124,6 +124,13 @@ class ChunkCache:
         self._writes, self._evictions = [], []
 
 
+def context_hash(seen: hashlib._Hash) -> str:
+    return seen.hexdigest()[:16]
+
+
+NO_CONTEXT = context_hash(hashlib.sha256())
+
+
 @dataclass(frozen=True, slots=True)
 class PromptBytes:
     """A prompt's token ids as int32 bytes, and per segment the hash of all token ids before it."""
@@ -137,7 +144,7 @@ class PromptBytes:
         seen = hashlib.sha256()
         contexts = []
         for segment in prompt.segments:
-            contexts.append(seen.hexdigest()[:16])
+            contexts.append(context_hash(seen))
             seen.update(ids[4 * segment.start : 4 * segment.end])
         return cls(ids, tuple(contexts))
 

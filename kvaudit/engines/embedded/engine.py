@@ -17,7 +17,7 @@ from kvaudit.engines.embedded.cache import ChunkCache
 from kvaudit.engines.embedded.decode import NEAR_TIE, Answer, Check, Ending, check, greedy, margins_of, reference_of
 from kvaudit.engines.embedded.forward import Transformer
 from kvaudit.engines.embedded.weights import Weights
-from kvaudit.errors import UsageError
+from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies import Policy
 from kvaudit.records import (
     CacheState,
@@ -174,27 +174,29 @@ class EmbeddedEngine:
         a choice differs, or a margin is so small that rounding might decide it, the answer is decoded step by step.
         """
         forced = reference.generated_ids
+        if not 0 < len(forced) <= sampling.max_tokens:
+            raise EngineError(
+                f"the reference answer has {len(forced)} tokens, the limit is {sampling.max_tokens}",
+                "a reference is made with the sampling that it is held against",
+            )
         logits = prefilled.logits[None]
         if len(forced) > 1:
             hidden = self.transformer.extend(forced[:-1], self.blender.arena, len(prompt.token_ids), every_row=True)
             logits = torch.cat((logits, self.transformer.logits(hidden)))
         checked = check(logits, reference)
         same = bool((checked.choices == np.asarray(forced)).all())
-        if same and (checked.margins[1:] >= NEAR_TIE[self.transformer.dtype]).all():
-            answer = self._replayed(forced, sampling)
-        else:
+        clear = bool((checked.margins[1:] >= NEAR_TIE[self.transformer.dtype]).all())
+        answer = self._replayed(forced, sampling) if same and clear else None
+        if answer is None:
             answer, _ = self._decode(prompt, prefilled, sampling)
         parted = next((i for i, (a, b) in enumerate(zip(answer.generated, forced, strict=False)) if a != b), None)
         margin = checked.margins.min() if parted is None else checked.margins[parted]
         return answer, checked, float(margin)
 
-    def _replayed(self, generated: tuple[int, ...], sampling: Sampling) -> Answer:
-        """The answer that these tokens make, ended as decoding would end it."""
+    def _replayed(self, generated: tuple[int, ...], sampling: Sampling) -> Answer | None:
+        """The answer that these tokens make, ended as decoding would end it; None if they do not end it."""
         ending = self._ending(sampling)
-        for token_id in generated:
-            if ending.push(token_id):
-                break
-        assert ending.answer is not None
+        any(ending.push(token_id) for token_id in generated)
         return ending.answer
 
     def _ending(self, sampling: Sampling) -> Ending:

@@ -128,7 +128,7 @@ class Transformer:
     def after_attention(self, layer: int, hidden: Tensor, attended: Tensor) -> Tensor:
         """Output projection and MLP; hidden [R, hidden], attended [H, R, D]."""
         w = self.weights.layers[layer]
-        hidden = hidden + linear(attended.transpose(0, 1).reshape(len(hidden), -1), w.out)
+        hidden = hidden + linear(attended.transpose(0, 1).flatten(1), w.out)
         gate, up = linear(self._norm(hidden, w.post_norm), w.gate_up).chunk(2, -1)
         return hidden + linear(functional.silu(gate) * up, w.down)
 

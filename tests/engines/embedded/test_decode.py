@@ -18,8 +18,9 @@ from tiny_models import FAMILY_SETTINGS, TinyTokenizer, tiny_model
 from kvaudit.engines import PRESETS, EngineSettings, Gap, Lookup, Mask, Switches, WriteBack
 from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.weights import weights_of
+from kvaudit.errors import EngineError
 from kvaudit.plugins import BUILT_IN
-from kvaudit.records import FULL_PREFILL, Sampling, Served
+from kvaudit.records import FULL_PREFILL, Reference, Sampling, Served
 
 SYLLABLES = ["a", "b", "ab", "ba", "aab", "é", " "]
 END_IDS = (11, 44, 77)
@@ -151,3 +152,19 @@ def test_what_the_check_measures(preset: str) -> None:
         margins = (best[:, 0] - best[:, 1]).tolist()
         leaves = [t for t, token_id in enumerate(answer) if int(run[t].argmax()) != token_id]
         assert served.margin == pytest.approx(margins[leaves[0]] if leaves else min(margins), abs=1e-3)
+
+
+@pytest.mark.parametrize("answer", [(), (1, 2, 3, 4, 5, 6)])
+def test_a_reference_made_under_another_limit_is_refused(answer: tuple[int, ...]) -> None:
+    request = ("r", "request", prompt_of("i0 d0 q0"), Sampling(5))
+    with pytest.raises(EngineError, match="the limit is 5"):
+        engine_of(Switches()).serve(*request, policy_named("none"), Reference(answer))
+
+
+def test_a_reference_that_does_not_end_the_answer_is_decoded_on() -> None:
+    request = ("r", "request", prompt_of("i0 d0 q0"), Sampling(5))
+    whole = engine_of(Switches()).serve(*request, policy_named("none"))
+    made = engine_of(Switches()).serve(*request, None).reference
+    assert made is not None
+    short = Reference(made.generated_ids[:2], made.top_ids[:2], made.top_logprobs[:2])
+    assert outcome(engine_of(Switches()).serve(*request, policy_named("none"), short)) == outcome(whole)
