@@ -134,7 +134,7 @@ def test_streams_that_are_too_short_are_named() -> None:
         too_short({"a": stream(3), "b": stream(4)}, replace(ROLLING, stride=2))
 
 
-@pytest.mark.bench
+@pytest.mark.slow
 def test_time_grows_with_the_requests_alone() -> None:
     def seconds(events: int) -> float:
         start = time.process_time()
