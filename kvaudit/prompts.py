@@ -116,13 +116,15 @@ class Prompts:
             raise TraceError(
                 f"request {request.request_id!r} does not fit the model's chat template: {error}"
             ) from error
-        if sorted(index for index, _ in rendered if index is not None) != list(range(len(segments))):
+        shown = [index for index, _ in rendered if index is not None]
+        blank = {index for index, (_, content) in enumerate(messages) if not content.strip()}
+        if len(shown) != len(set(shown)) or set(shown) | blank != set(range(len(segments))):
             raise TraceError(
                 f"request {request.request_id!r}: the model's chat template does not show each message once",
                 "take another model, or record the prompts without a chat template",
             )
         for index, text in rendered:
-            if index is None:
+            if index is None or not text:  # a message without content, such as one that only calls a tool
                 yield GLUE, text
             else:
                 yield segments[index].kind, _source(segments[index], text)

@@ -84,6 +84,21 @@ def test_a_chat_template_that_drops_a_message_is_refused():
         Prompts(tokenizer).request(request(segment("query", "a"), segment("query", "b"), chat=True))
 
 
+@pytest.mark.parametrize("pieces", [[(0, "a")], [(0, "a"), (1, "")]])
+def test_a_message_without_content_is_no_chunk(pieces):
+    tokenizer = WordTokenizer()
+    tokenizer.chat = lambda messages: [*pieces, (None, "glue"), (2, "b")]
+    asked = request(segment("message", "a"), segment("message", ""), segment("query", "b"), chat=True)
+    assert kinds(Prompts(tokenizer).request(asked)) == [("message", 0, 1), ("glue", 1, 2), ("query", 2, 3)]
+
+
+def test_a_chat_template_that_shows_a_message_twice_is_refused():
+    tokenizer = WordTokenizer()
+    tokenizer.chat = lambda messages: [(0, "a"), (0, "a"), (1, "b")]
+    with pytest.raises(TraceError, match="does not show each message once"):
+        Prompts(tokenizer).request(request(segment("query", "a"), segment("query", "b"), chat=True))
+
+
 def test_a_chat_template_that_fails_names_the_request():
     tokenizer = WordTokenizer()
 
