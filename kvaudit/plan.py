@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvaudit.engines import EngineSettings
 from kvaudit.errors import UsageError
 from kvaudit.orders import make_orders
-from kvaudit.plugins import available, load
+from kvaudit.plugins import find, load, source_digest
 from kvaudit.records import FULL_PREFILL, Arm, Order
 
 DEFAULT_POLICIES = ("token-topk", "document-aligned")
@@ -18,10 +18,13 @@ DEFAULT_POLICIES = ("token-topk", "document-aligned")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """`policy_sources` are the digests of the files that the policies were written in, by policy."""
+
     engine: str
     settings: EngineSettings
     policies: tuple[str, ...]
     orders: tuple[Order, ...]
+    policy_sources: Mapping[str, str | None]
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -39,19 +42,18 @@ class Plan:
             "engine": self.engine,
             **asdict(self.settings),
             "policies": list(self.policies),
+            "policy_sources": dict(self.policy_sources),
             "orders": len(self.orders),
         }
 
 
 def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Sequence[str], orders: int) -> Plan:
     """Raises UsageError for unknown names and for settings that cannot work, before any model is loaded."""
-    if engine not in available("engines"):
-        load("engines", engine)
+    find("engines", engine)
     policies = tuple(dict.fromkeys(policies or DEFAULT_POLICIES))
-    for policy in policies:
-        if policy == FULL_PREFILL:
-            raise UsageError(f"{FULL_PREFILL!r} is what every policy is compared with", "it always runs: leave it out")
-        load("policies", policy)
+    if FULL_PREFILL in policies:
+        raise UsageError(f"{FULL_PREFILL!r} is what every policy is compared with", "it always runs: leave it out")
+    sources = {policy: source_digest(load("policies", policy)) for policy in policies}
     ratio = settings.recompute_ratio
     if not (math.isfinite(ratio) and 0 < ratio <= 1):
         raise UsageError(
@@ -63,4 +65,4 @@ def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Se
     capacity = settings.switches.capacity_bytes
     if capacity is not None and capacity <= 0:
         raise UsageError(f"the cache capacity is {capacity} bytes", "give a size such as 512MiB")
-    return Plan(engine, settings, policies, make_orders(requests, orders, settings.seed))
+    return Plan(engine, settings, policies, make_orders(requests, orders, settings.seed), sources)

@@ -5,10 +5,13 @@ A family member is one line in a table here; from outside, one entry point in `k
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -99,24 +102,39 @@ def available(family: str) -> dict[str, Plugin]:
     return found
 
 
-def load(family: str, name: str) -> Any:
-    """The object behind a name.
-
-    Raises UsageError for an unknown name and PluginError, naming the plug-in, for one that cannot be loaded.
-    """
+def find(family: str, name: str) -> Plugin:
+    """A family's plug-in by its name, without loading it. Raises UsageError for an unknown name."""
     known: Mapping[str, Plugin] = BUILT_IN[family]
     if name not in known:
         known = available(family)
     if name not in known:
         raise UsageError(f"unknown {_singular(family)} {name!r}", f"known: {', '.join(known)}")
-    module, _, attribute = known[name].target.partition(":")
+    return known[name]
+
+
+def load(family: str, name: str) -> Any:
+    """The object behind a name.
+
+    Raises UsageError for an unknown name and PluginError, naming the plug-in, for one that cannot be loaded.
+    """
+    plugin = find(family, name)
+    module, _, attribute = plugin.target.partition(":")
     try:
         return getattr(import_module(module), attribute)
     except Exception as error:
         raise PluginError(
-            f"{_singular(family)} {name!r} ({known[name].target}) cannot be loaded: {error}",
+            f"{_singular(family)} {name!r} ({plugin.target}) cannot be loaded: {error}",
             "install what it needs or take it out",
         ) from error
+
+
+def source_digest(loaded: Any) -> str | None:
+    """SHA-256 of the file in which a class or function was written; None where there is no such file to read."""
+    try:
+        file = inspect.getsourcefile(loaded)
+        return None if file is None else sha256(Path(file).read_bytes()).hexdigest()
+    except (TypeError, OSError):
+        return None
 
 
 def _singular(family: str) -> str:

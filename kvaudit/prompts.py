@@ -13,9 +13,7 @@ from hashlib import sha256
 
 from kvaudit.engines import Capabilities, Tokenizer
 from kvaudit.errors import KvauditError, TraceError, UsageError
-from kvaudit.records import GAP_KINDS, GLUE, Prompt, PromptSegment, Request, Segment, Trace
-
-_LARGEST_ID = 2**31 - 1
+from kvaudit.records import GAP_KINDS, GLUE, LARGEST_TOKEN_ID, Prompt, PromptSegment, Request, Segment, Trace
 
 
 def tokens_digest(token_ids: Sequence[int]) -> str:
@@ -43,7 +41,7 @@ class Prompts:
     def __init__(self, tokenizer: Tokenizer, vocabulary_size: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._leading = tuple(tokenizer.leading_ids)
-        self._ids_end = vocabulary_size or _LARGEST_ID + 1
+        self._ids_end = vocabulary_size or LARGEST_TOKEN_ID + 1
         self._tokens: dict[tuple[_Source, bool], _Tokens] = {}
 
     def request(self, request: Request) -> Prompt:

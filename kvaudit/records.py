@@ -19,8 +19,16 @@ FULL_PREFILL = "full-prefill"
 CHRONOLOGICAL = "chronological"
 REVERSED = "reversed"
 DEFAULT_MAX_TOKENS = 16
+LARGEST_TOKEN_ID = 2**31 - 1
+
+INSTRUCTION = "instruction"
+DOCUMENT = "document"
+MESSAGE = "message"
+TOOL_RESULT = "tool-result"
+QUERY = "query"
 SEPARATOR = "separator"
 GLUE = "glue"
+KINDS = (INSTRUCTION, DOCUMENT, MESSAGE, TOOL_RESULT, QUERY, SEPARATOR, GLUE)
 GAP_KINDS = frozenset({SEPARATOR, GLUE})
 """Segment kinds that stand between chunks: separators and what a chat template puts around messages."""
 
@@ -29,8 +37,8 @@ GAP_KINDS = frozenset({SEPARATOR, GLUE})
 class Segment:
     """A run of prompt text with one origin. Equal `content_id` means equal content.
 
-    `kind` is one of instruction, document, message, tool-result, query, separator, glue.
-    `role` is set for chat messages. `token_ids`, when a trace carries them, replace the tokenizer.
+    `kind` is one of `KINDS`. `role` is set for chat messages. `token_ids`, when a trace carries them, replace the
+    tokenizer.
     """
 
     kind: str
@@ -45,7 +53,8 @@ class Request:
     """One request of a trace, with the prompts that are served before it and belong to it.
 
     With `chat`, segments are messages and the model's own chat template is put around them.
-    `expected` is the right answer where the trace knows one. `line` is where the trace file holds it.
+    `expected` is the right answer where the trace knows one. `limited` is false where the trace sets no limit and
+    `max_tokens` is kvaudit's. `line` is where the trace file holds it.
     """
 
     request_id: str
@@ -58,12 +67,15 @@ class Request:
     chat: bool = False
     expected: str | None = None
     timestamp: float | None = None
+    limited: bool = True
     line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order in which they really came. `digest` is SHA-256 over what is replayed."""
+    """Requests in the order in which they really came. `digest` is SHA-256 over what is replayed and what a run keeps
+    of it.
+    """
 
     requests: tuple[Request, ...]
     digest: str
@@ -170,7 +182,7 @@ class Provenance:
 class Write:
     """One cache entry as it was written. `write_ordinal` counts writes since the last reset.
 
-    `computed_over` holds the write ordinals of the entries that stood before it in the prompt that wrote it.
+    `computed_over` holds the write ordinals of the reused entries before it in the prompt that wrote it.
     """
 
     content_id: str
@@ -194,6 +206,8 @@ class Eviction:
 @dataclass(frozen=True, slots=True)
 class Served:
     """What an engine says about one prompt that it served. Times in milliseconds, None where unknown.
+
+    `total_ms` is None too where the answer was checked in one pass in place of decoding it step by step.
 
     `reused_tokens` were loaded from entries that existed before this prompt came; `reusable_tokens` is N, what the
     policy could choose from; `recomputed_tokens` is how many of them it chose; `budget_k` what it had to choose.

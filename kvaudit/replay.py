@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Protocol
 
 from kvaudit.engines import Engine
-from kvaudit.errors import EngineError, KvauditError, PolicyError, UsageError
+from kvaudit.errors import EngineError, KvauditError, PluginError, PolicyError, UsageError
 from kvaudit.plan import Plan
 from kvaudit.plugins import load
 from kvaudit.policies import Policy
@@ -75,6 +75,7 @@ def replay(
                 replayer = _Replayer(trace, plan, store, progress, _prepared(trace, plan, store, engine))
             elif arm.policy == FULL_PREFILL and arm.control == "repeat":
                 opened.close()
+                del engine  # the next one must not stand in memory beside it
                 engine = _opened(open_engine, plan, opened)
             progress.arm(arm.arm_id, number, planned)
             replayer.run(arm, engine)
@@ -125,7 +126,7 @@ class _Replayer:
         return self.store.references()
 
     def run(self, arm: Arm, engine: Engine) -> None:
-        policy: Policy | None = None if arm.policy == FULL_PREFILL else load("policies", arm.policy)()
+        policy: Policy | None = None if arm.policy == FULL_PREFILL else _made(arm.policy)
         is_reference = policy is None and arm.control == "none"
         with self.store.arm(arm) as parts:
             for position, ordinal in enumerate(arm.order.permutation):
@@ -157,6 +158,19 @@ class _Replayer:
         prompt, sampling = self.prompts.request(request), Sampling(request.max_tokens, request.stop)
         served = engine.serve(request_id, "request", prompt, sampling, policy, reference)
         return Exchange(request_id, before, served, None if state is None else state.entries)
+
+
+def _made(name: str) -> Policy:
+    try:
+        policy: Policy = load("policies", name)()
+    except PluginError:
+        raise
+    except Exception as error:
+        raise PolicyError(
+            f"policy {name!r} cannot be made: {_said(error)}",
+            "a policy is made without arguments; mend it or leave it out",
+        ) from error
+    return policy
 
 
 def _record_details(parts: PartFiles, arm: Arm, exchange: Exchange) -> None:

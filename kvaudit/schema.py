@@ -23,6 +23,7 @@ def _list_of(**columns: pa.DataType) -> pa.DataType:
     return pa.list_(pa.struct(list(columns.items())))
 
 
+# `observations.error` is for engines that answer over a network, where one request may fail and the arm goes on.
 TABLES: Mapping[str, pa.Schema] = MappingProxyType(
     {
         "requests": _schema(
@@ -146,6 +147,8 @@ TABLES: Mapping[str, pa.Schema] = MappingProxyType(
                 "test": _text,
                 "p_value": _real,
                 "p_adjusted": _real,
+                "discordant_left": _int,
+                "discordant_right": _int,
             },
         ),
     }

@@ -1,10 +1,16 @@
+import functools
+import importlib.util
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 from kvaudit.engines import EngineSettings, Switches
 from kvaudit.errors import UsageError
 from kvaudit.plan import make_plan
+from kvaudit.plugins import source_digest
+from kvaudit.policies import bounds
 
 SETTINGS = EngineSettings()
 
@@ -77,3 +83,26 @@ def test_the_data_of_a_plan_holds_every_setting():
     assert data["options"] == {"fault": "none"}
     assert data["switches"]["mask"] == "bottom-right"
     assert (data["engine"], data["policies"], data["orders"], data["seed"]) == ("scripted", ["none", "all"], 3, 0)
+    bound = sha256(Path(bounds.__file__).read_bytes()).hexdigest()
+    assert data["policy_sources"] == {"none": bound, "all": bound}
+
+
+def written(path, source):
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_source_digest_follows_the_file_that_a_policy_was_written_in(tmp_path, monkeypatch):
+    digests = set()
+    for source in ("class Mine:\n    length = 1\n", "class Mine:\n    length = 2\n"):
+        module = written(tmp_path / "mine.py", source)
+        monkeypatch.setitem(importlib.sys.modules, "mine", module)
+        digests.add(source_digest(module.Mine))
+    assert len(digests) == 2
+    assert None not in digests
+    (tmp_path / "mine.py").unlink()
+    assert source_digest(module.Mine) is None
+    assert source_digest(functools.partial(module.Mine)) is source_digest(int) is None

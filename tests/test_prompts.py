@@ -9,7 +9,7 @@ from kvaudit.errors import EngineError, TraceError, UsageError
 from kvaudit.prompts import Prompts, tokens_digest
 from kvaudit.records import Request, Trace
 
-UNLIMITED = Capabilities(policies=True, provenance=True, reference_logprobs=True, max_prompt_tokens=None)
+UNLIMITED = Capabilities(policies=True, max_prompt_tokens=None)
 
 
 def request(*segments, **fields):

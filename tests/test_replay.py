@@ -1,3 +1,4 @@
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -216,6 +217,36 @@ def test_a_policy_that_breaks_its_contract_is_named(tmp_path, monkeypatch):
         run_scripted(tmp_path / "run", TRACE, policies=("all",))
 
 
+@pytest.mark.parametrize("k", [-1, 2.5, None])
+def test_a_policy_with_a_broken_budget_is_named(tmp_path, monkeypatch, k):
+    monkeypatch.setattr(RecomputeAll, "budget", lambda self, reusable, ratio: k)
+    with pytest.raises(PolicyError, match=rf"arm all.chronological, request 'r0': policy 'all' returned budget {k}"):
+        run_scripted(tmp_path / "run", TRACE, policies=("all",))
+
+
+def test_a_policy_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    def broken(self):
+        raise ValueError("no table of weights")
+
+    monkeypatch.setattr(RecomputeAll, "__init__", broken)
+    with pytest.raises(PolicyError, match=r"policy 'all' cannot be made: ValueError: no table of weights"):
+        run_scripted(tmp_path / "run", TRACE, policies=("all",))
+    assert sum(arm.finished for arm in open_run(tmp_path / "run").arms()) == 2
+
+
+def test_the_first_engine_is_gone_before_the_second_opens(tmp_path):
+    opened = []
+
+    def open_one(settings):
+        assert [engine() for engine in opened] == [None] * len(opened)
+        engine = Watched(settings, [])
+        opened.append(weakref.ref(engine))
+        return engine
+
+    run_scripted(tmp_path / "run", TRACE, open_engine=open_one)
+    assert len(opened) == 2
+
+
 def test_the_engine_is_closed_after_a_failure(tmp_path):
     log = []
 
@@ -240,7 +271,7 @@ def test_an_engine_that_does_not_open_is_named_and_nothing_is_written(tmp_path):
 
 def test_an_engine_without_policies_is_refused(tmp_path):
     class Server(Watched):
-        capabilities = Capabilities(policies=False, provenance=False, reference_logprobs=False, max_prompt_tokens=None)
+        capabilities = Capabilities(policies=False, max_prompt_tokens=None)
 
     with pytest.raises(UsageError, match=r"engine 'scripted' takes no recomputation policy \(none, token-topk\)"):
         run_scripted(tmp_path / "run", TRACE, open_engine=lambda s: Server(s, []))

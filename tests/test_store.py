@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -18,7 +19,7 @@ from kvaudit import __version__
 from kvaudit.errors import EngineError, RunError
 from kvaudit.plan import make_plan
 from kvaudit.schema import SCHEMA_VERSION, TABLES
-from kvaudit.store import layout, new_manifest, open_folder, open_run, writing
+from kvaudit.store import layout, manifest, new_manifest, open_folder, open_run, writing
 from kvaudit.store.manifest import settings_digest
 
 TRACE = rolling_trace(6, window=3, prelude=True)
@@ -117,18 +118,18 @@ def test_tables_open_in_duckdb_pandas_and_polars(finished, table):
 
 
 def test_the_manifest_is_enough_to_run_it_again(finished):
-    manifest = finished.manifest
-    assert (manifest["schema_version"], manifest["kvaudit_version"]) == (SCHEMA_VERSION, __version__)
-    assert manifest["trace"] == {"digest": TRACE.digest, "source": TRACE.source, "requests": 6}
-    assert manifest["settings"]["policies"] == ["none", "token-topk"]
-    assert manifest["settings"]["switches"]["capacity_bytes"] == 90_000
-    assert manifest["settings"]["max_noise"] == 0.0
-    assert manifest["engine"]["model"] == "scripted"
-    assert len(manifest["engine"]["tokenizer_digest"]) == 64
-    assert {"numpy", "pyarrow"} <= set(manifest["libraries"])
-    assert {"name", "platform", "python", "cpus"} <= set(manifest["host"])
-    assert manifest["status"] == "finished"
-    shuffle = next(arm for arm in manifest["arms"] if arm["order"] == "shuffle-1")
+    held = finished.manifest
+    assert (held["schema_version"], held["kvaudit_version"]) == (SCHEMA_VERSION, __version__)
+    assert held["trace"] == {"digest": TRACE.digest, "source": TRACE.source, "requests": 6}
+    assert held["settings"]["policies"] == ["none", "token-topk"]
+    assert held["settings"]["switches"]["capacity_bytes"] == 90_000
+    assert held["settings"]["max_noise"] == 0.0
+    assert held["engine"]["model"] == "scripted"
+    assert len(held["engine"]["tokenizer_digest"]) == 64
+    assert {"numpy", "pyarrow"} <= set(held["libraries"])
+    assert {"name", "platform", "python", "cpus"} <= set(held["host"])
+    assert held["status"] == "finished"
+    shuffle = next(arm for arm in held["arms"] if arm["order"] == "shuffle-1")
     assert shuffle["order_seed"] == plan().orders[2].seed
 
 
@@ -139,8 +140,9 @@ def test_other_settings_and_other_traces_have_other_digests():
         settings_digest(TRACE.digest, plan(policies=("none",))),
         settings_digest(TRACE.digest, plan(settings=scripted_settings("position"))),
         settings_digest(TRACE.digest, plan(settings=scripted_settings(capacity=1))),
+        settings_digest(TRACE.digest, replace(plan(), policy_sources={"none": "edited", "token-topk": None})),
     }
-    assert len(digests) == 5
+    assert len(digests) == 6
 
 
 def test_an_arm_name_that_is_no_file_name_is_quoted(tmp_path):
@@ -306,7 +308,7 @@ def test_the_same_settings_find_their_finished_arms(run):
 def test_another_audit_in_the_folder_is_refused_and_left_as_it_is(run):
     before = files(run.path)
     with (
-        pytest.raises(RunError, match=r"holds another audit .*--force to replace it"),
+        pytest.raises(RunError, match=r"another audit, of rolling.jsonl \(changed: options\) .*--force to replace it"),
         opened(run.path, settings=scripted_settings("position")),
     ):
         pass
@@ -328,6 +330,28 @@ def test_force_keeps_the_old_audit_until_the_engine_is_there(run):
     with opened(run.path, settings=scripted_settings("position"), force=True):
         pass
     assert files(run.path) == before
+
+
+@pytest.mark.parametrize("removed", [0, 1, 2, 7, 40, 61])
+@pytest.mark.parametrize("settings", [None, scripted_settings("position")])
+def test_a_force_that_was_killed_can_be_forced_again(run, monkeypatch, removed, settings):
+    real, count = Path.unlink, 0
+
+    def unlink(path, **options):
+        nonlocal count
+        count += path.suffix == ".parquet"
+        if count > removed:
+            raise Stopped
+        real(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(Stopped):
+        run_scripted(run.path, TRACE, settings, force=True)
+    monkeypatch.undo()
+    for arm in open_run(run.path).arms():
+        parts = [part(run, table, arm.arm_id).exists() for table in layout.ARM_TABLES]
+        assert all(parts) or not arm.finished
+    assert run_scripted(run.path, TRACE, settings, force=True).manifest["status"] == "finished"
 
 
 def test_force_starts_the_same_audit_anew(run):
@@ -403,6 +427,21 @@ def test_a_run_goes_on_only_with_the_engine_that_began_it(run):
         with pytest.raises(RunError, match=r"begun with another engine: weights was None, is abc"):
             folder.begin({**facts, "weights": "abc"})
         folder.begin(facts)
+
+
+def test_a_run_goes_on_only_on_the_processor_that_began_it(run, monkeypatch):
+    """Another processor sums floats in another order: its answers would differ for no reason of the cache's."""
+    assert run.manifest["engine"]["processor"] == manifest.processor_name() != ""
+    part(run).unlink()
+    monkeypatch.setattr(manifest, "processor_name", lambda: "Z80")
+    with pytest.raises(RunError, match=r"begun with another engine: processor was .*, is Z80"):
+        run_scripted(run.path, TRACE)
+
+
+def test_a_processor_without_a_model_name_is_called_by_its_architecture(monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda *arguments, **options: "processor : 0\nmodel name\t:\n")
+    monkeypatch.setattr(manifest.platform, "processor", lambda: "")
+    assert manifest.processor_name() == manifest.platform.machine()
 
 
 # What is damaged, foreign or of another version
@@ -526,8 +565,8 @@ def test_damage_inside_a_file_is_one_line(run):
 
 def edited(run, **changes):
     path = run.path / "manifest.json"
-    manifest = {**orjson.loads(path.read_bytes()), **changes}
-    path.write_bytes(orjson.dumps({key: value for key, value in manifest.items() if value is not ...}))
+    changed = {**orjson.loads(path.read_bytes()), **changes}
+    path.write_bytes(orjson.dumps({key: value for key, value in changed.items() if value is not ...}))
 
 
 @pytest.mark.parametrize(

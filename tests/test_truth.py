@@ -11,8 +11,9 @@ from kvaudit.engines.scripted import FAULTS
 from kvaudit.errors import EngineError
 from kvaudit.store import open_run
 
-GATES = Gates(max_variation=0.05)
+GATES = Gates(max_variation=0.15)
 REQUESTS = 80
+"""In blocks of 3, as many as windows overlap, these are 26: without any variation the upper bound is 13.2 %."""
 TIGHT = 150_000
 """Bytes: less than the chunks of one window, so that chunks are evicted and written again."""
 
@@ -92,7 +93,7 @@ def test_a_fault_under_one_policy_is_that_policys_alone(tmp_path):
         "none": "none-seen",
     }
     assert audit.verdict.outcome == "fail"
-    spared = analyse(open_run(tmp_path / "run"), Gates(max_variation=0.05, policies=("none",)))
+    spared = analyse(open_run(tmp_path / "run"), Gates(max_variation=0.15, policies=("none",)))
     assert spared.verdict.outcome == "pass"
 
 

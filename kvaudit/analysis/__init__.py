@@ -4,4 +4,5 @@ compare.py   observations -> equal or not            stats.py     intervals and 
 figures.py   comparisons -> figures about answers    costs.py     observations -> TTFT, selections, KL
 checks.py    what keeps a finding from standing      verdict.py   findings, gates, the exit code
 examples.py  the worst requests                      audit.py     all of it, from a run's tables
+limits.py    defaults that the command line shares
 """

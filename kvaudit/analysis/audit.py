@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from kvaudit.analysis.checks import MAX_NOISE
 from kvaudit.analysis.compare import Grid, PlannedArm, build_grid, compare, comparisons_table, conformed
 from kvaudit.analysis.costs import cost_figures
 from kvaudit.analysis.examples import Example, ProvenanceOf, worst_requests
 from kvaudit.analysis.figures import Figure, answer_figures, stream_overlap, summary_table
+from kvaudit.analysis.limits import MAX_NOISE
 from kvaudit.analysis.verdict import Finding, Gates, Verdict, decide, find
 from kvaudit.errors import RunError
 
@@ -54,7 +54,7 @@ def analyse(run: RunTables, gates: Gates | None = None, provenance: ProvenanceOf
     grid, overlap = _arranged(run, arms)
     pairs = compare(grid)
     figures = (*answer_figures(grid, pairs, overlap, _seed(run.manifest)), *cost_figures(grid))
-    findings = find(grid, pairs, _max_noise(run.manifest))
+    findings = find(grid, pairs, _max_noise(run.manifest), overlap)
     return Audit(
         manifest=run.manifest,
         arms=arms,

@@ -4,47 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
-from kvaudit.analysis.stats import Floats
+from kvaudit.analysis.figures import empty_answers, variation_by_request
+from kvaudit.analysis.stats import Floats, wilson
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
 
-MAX_NOISE = 0.0
-
-REASONS = MappingProxyType(
-    {
-        "reference-missing": "no full-prefill arm was planned",
-        "noise-floor-missing": "no second full-prefill arm was planned",
-        "control-missing": "the policy has no arm under a control (names)",
-        "too-few-orders": "count orders, where two are needed",
-        "arms-unfinished": "planned arms (names) have no observations yet",
-        "unplanned-rows": "count observations of an arm or a request that the run did not plan",
-        "requests-missing": "count requests have no observation in some arm (names)",
-        "duplicates": "count observations repeat a request of their arm (names)",
-        "errors": "count of total observations are errors or have no answer (arms: names)",
-        "nothing-compared": "nothing could be compared (kinds of comparison: names)",
-        "reference-reused": "count full-prefill answers reused cached tokens",
-        "noise-floor": "full prefill disagreed with itself on count of total requests; the limit is a share",
-        "repeat-differs": "the repeat control did not reproduce count of total answers",
-        "nothing-reused": "no token was reused in any order",
-        "reuse-unknown": "the engine did not say whether anything was reused",
-        "cache-not-empty": "the cache was not empty at count starts (arms: names)",
-        "cache-unverified": "nobody could say whether the cache was empty at count starts (arms: names)",
-        "budget-missed": "count of total requests recomputed another number of tokens than the budget (arms: names)",
-    }
-)
-STANDING = frozenset({"too-few-orders", "errors", "budget-missed"})
+ReasonCode = Literal[
+    "reference-missing",
+    "noise-floor-missing",
+    "control-missing",
+    "too-few-orders",
+    "arms-unfinished",
+    "unplanned-rows",
+    "requests-missing",
+    "duplicates",
+    "errors",
+    "answers-empty",
+    "nothing-compared",
+    "reference-reused",
+    "noise-floor",
+    "repeat-differs",
+    "within-noise",
+    "nothing-reused",
+    "reuse-unknown",
+    "cache-not-empty",
+    "cache-unverified",
+    "budget-missed",
+]
+"""Why an audit has no conclusion; kvaudit.reports.words says each in a sentence with the reason's numbers."""
+STANDING: frozenset[ReasonCode] = frozenset({"too-few-orders", "errors", "budget-missed"})
 """Reasons that keep an audit from a conclusion but leave what it saw standing: a gate can still fail on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a finding is inconclusive: a code of REASONS and its numbers."""
+    """Why a finding is inconclusive: a code and its numbers."""
 
-    code: str
+    code: ReasonCode
     count: int | None = None
     total: int | None = None
     limit: float | None = None
@@ -63,16 +63,20 @@ def reference_reasons(grid: Grid, pairs: Sequence[Pair], max_noise: float) -> li
     if grid.strays:
         reasons.append(Reason("unplanned-rows", grid.strays))
     reasons += _arm_reasons(grid, (*arms, *repeats))
+    for arm in arms:
+        empty, answered = empty_answers(grid, arm)
+        if answered and empty == answered:
+            reasons.append(Reason("answers-empty", empty, answered))
     reused = sum(int((grid.column("reused_tokens", arm) > 0).sum()) for arm in arms)
     if reused:
         reasons.append(Reason("reference-reused", reused))
-    differing, total = _disagreement(pairs, "noise", FULL_PREFILL)
-    if differing and differing / total > max_noise:
+    differing, total = disagreement(pairs, "noise", FULL_PREFILL)
+    if _beyond(max_noise, differing, total):
         reasons.append(Reason("noise-floor", differing, total, max_noise))
     return reasons
 
 
-def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str) -> list[Reason]:
+def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: float, block: int) -> list[Reason]:
     """What is wrong with one policy's arms."""
     reasons = []
     orders = grid.find(policy)
@@ -86,13 +90,38 @@ def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str) -> list[Reaso
     silent = _nothing_compared(pairs, policy, len(orders))
     if silent:
         reasons.append(Reason("nothing-compared", names=silent))
-    differing, total = _disagreement(pairs, "repeat", policy)
-    if differing:
-        reasons.append(Reason("repeat-differs", differing, total))
+    differing, total = disagreement(pairs, "repeat", policy)
+    if _beyond(max_noise, differing, total):
+        reasons.append(Reason("repeat-differs", differing, total, max_noise))
+    reasons += _noise_reasons(grid, pairs, policy, max_noise, block)
     reasons += _reuse_reasons(grid, orders)
     reasons += _cache_reasons(grid, arms)
     reasons += _budget_reasons(grid, arms)
     return reasons
+
+
+def _noise_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: float, block: int) -> Iterator[Reason]:
+    """Noise that the user tolerates must not explain the requests that vary.
+
+    A request varies by noise alone when any later run of it differs from the first: at most once a further order, each
+    time as often as two runs of the same order do. Of the noise floor and the repeat control the worse upper bound
+    counts. Without any difference between runs of the same order there is no noise to explain anything, and noise
+    beyond the limit is a reason of its own.
+    """
+    known = variation_by_request(grid, pairs, policy)
+    known = known[~np.isnan(known)]
+    varying = int((known > 0).sum())
+    seen = [disagreement(pairs, "noise", FULL_PREFILL), disagreement(pairs, "repeat", policy)]
+    tolerated = not any(_beyond(max_noise, *noise) for noise in seen)
+    bounds = [estimate.high or 0.0 for noise in seen if noise[0] and (estimate := wilson(*noise, block))]
+    if varying and bounds and tolerated:
+        explained = min(1.0, (len(grid.find(policy)) - 1) * max(bounds))
+        if varying / len(known) <= explained:
+            yield Reason("within-noise", varying, len(known), explained)
+
+
+def _beyond(max_noise: float, differing: int, total: int) -> bool:
+    return differing > 0 and differing / total > max_noise
 
 
 def _arm_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
@@ -105,7 +134,7 @@ def _arm_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
     yield from _counted(grid, arms, "errors", lambda arm: int(grid.failed[_present(grid, arm)].sum()))
 
 
-def _counted(grid: Grid, arms: Sequence[int], code: str, count: Callable[[int], int]) -> Iterator[Reason]:
+def _counted(grid: Grid, arms: Sequence[int], code: ReasonCode, count: Callable[[int], int]) -> Iterator[Reason]:
     counts = {arm: count(arm) for arm in arms}
     hit = [arm for arm, number in counts.items() if number]
     if hit:
@@ -121,10 +150,10 @@ def _nothing_compared(pairs: Sequence[Pair], policy: str, orders: int) -> tuple[
         ("repeat", policy),
         ("noise", FULL_PREFILL),
     )
-    return tuple(kind for kind, name in needed if not _disagreement(pairs, kind, name)[1])
+    return tuple(kind for kind, name in needed if not disagreement(pairs, kind, name)[1])
 
 
-def _disagreement(pairs: Sequence[Pair], kind: Kind, policy: str) -> tuple[int, int]:
+def disagreement(pairs: Sequence[Pair], kind: Kind, policy: str) -> tuple[int, int]:
     """Differing and comparable requests over all pairs of a kind."""
     mine = [pair for pair in pairs if pair.kind == kind and pair.policy == policy]
     return sum(int(pair.differs.sum()) for pair in mine), sum(int(pair.comparable.sum()) for pair in mine)
@@ -152,7 +181,8 @@ def _cache_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
         entries = columns["cache_entries_before"][starts]
         dirty[arm] = int(((first_reuse > 0) | (entries > 0)).sum())
         silent[arm] = int((np.isnan(first_reuse) & np.isnan(entries)).sum()) if starts.any() else 1
-    for code, counts in (("cache-not-empty", dirty), ("cache-unverified", silent)):
+    found: tuple[tuple[ReasonCode, dict[int, int]], ...] = (("cache-not-empty", dirty), ("cache-unverified", silent))
+    for code, counts in found:
         hit = [arm for arm, count in counts.items() if count]
         if hit:
             yield Reason(code, sum(counts.values()), names=_names(grid, hit))

@@ -55,7 +55,9 @@ class Grid:
     observations: the numeric columns of that table.
     rows: int64 [A, R], the observation's row in `observations`, -1 where there is none.
     failed: bool [rows], observations with an error or without an answer: they are not comparable.
-    id_codes, text_codes: int64 [rows], equal codes mean equal answers, -1 where the observation has none.
+    empty: bool [rows], answers without a character (without a token, where the engine gives no text).
+    id_codes, text_codes: int64 [rows], equal codes mean equal token ids and equal texts, -1 where the observation has
+    none; `agreement` says which answers are equal.
     texts: the distinct answer texts that `text_codes` point into.
     duplicates: int64 [A], observations of a request that the arm had already (the first one counts).
     strays: observations of an arm or a request that the run did not plan.
@@ -67,6 +69,7 @@ class Grid:
     observations: pa.Table
     rows: Integers
     failed: Flags
+    empty: Flags
     id_codes: Integers
     text_codes: Integers
     texts: pa.Array
@@ -147,14 +150,15 @@ def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[Planne
     kept = np.bincount(first_cells // max(1, len(request_ids)), minlength=len(arms))
     id_codes = _id_codes(observations["answer_ids"])
     text_codes, texts = _text_codes(observations["answer_text"])
-    has_error = _flags(pc.is_valid(observations["error"]))
+    failed = _flags(pc.is_valid(observations["error"])) | ((id_codes < 0) & (text_codes < 0))
     return Grid(
         arms=tuple(arms),
         request_ids=request_ids,
         expected=stream["expected"].combine_chunks(),
         observations=_numeric(observations),
         rows=rows.reshape(len(arms), len(request_ids)),
-        failed=has_error | ((id_codes < 0) & (text_codes < 0)),
+        failed=failed,
+        empty=~failed & _are_empty(observations),
         id_codes=id_codes,
         text_codes=text_codes,
         texts=texts,
@@ -166,12 +170,30 @@ def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[Planne
 def compare(grid: Grid) -> tuple[Pair, ...]:
     """Every comparison that an audit makes: with the reference, between orders, with the repeat, the noise floor."""
     planned = list(_planned_pairs(grid))
-    agreements = [_agreement(grid, left, right) for _, _, left, right in planned]
+    agreements = [agreement(grid, left, right) for _, _, left, right in planned]
     distances = _distances(grid, planned, agreements)
     return tuple(
         Pair(kind, policy, left, right, agreement, distance)
         for (kind, policy, left, right), agreement, distance in zip(planned, agreements, distances, strict=True)
     )
+
+
+def agreement(grid: Grid, left: int, right: int) -> NDArray[np.int8]:
+    """Which answers of two arms are equal: int8 [R], 1 equal, 0 different, -1 not comparable.
+
+    Equal are answers with the same token ids and, where both have one, the same text (a stop string can begin inside
+    a token: the ids end alike there, the texts do not). Where a side has no token ids, the texts alone decide.
+    """
+    a, b = grid.rows[left], grid.rows[right]
+    found = np.full(len(a), NOT_COMPARABLE, np.int8)
+    both = np.flatnonzero((a != NO_ROW) & (b != NO_ROW))
+    both = both[~(grid.failed[a[both]] | grid.failed[b[both]])]
+    a, b = a[both], b[both]
+    by_ids = (grid.id_codes[a] >= 0) & (grid.id_codes[b] >= 0)
+    by_text = (grid.text_codes[a] >= 0) & (grid.text_codes[b] >= 0)
+    differ = by_ids & (grid.id_codes[a] != grid.id_codes[b]) | by_text & (grid.text_codes[a] != grid.text_codes[b])
+    found[both] = np.where(by_ids | by_text, ~differ, NOT_COMPARABLE)
+    return found
 
 
 def comparisons_table(grid: Grid, pairs: Sequence[Pair]) -> pa.Table:
@@ -245,6 +267,12 @@ def _text_codes(column: pa.ChunkedArray) -> tuple[Integers, pa.Array]:
     return pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary
 
 
+def _are_empty(observations: pa.Table) -> Flags:
+    no_text = pc.equal(pc.utf8_length(observations["answer_text"].cast(pa.large_string())), 0)
+    no_ids = pc.equal(pc.list_value_length(observations["answer_ids"]), 0)
+    return _flags(pc.fill_null(pc.coalesce(no_text, no_ids), False))
+
+
 def _planned_pairs(grid: Grid) -> Iterator[tuple[Kind, str, int, int]]:
     reference = grid.reference
     if reference is not None:
@@ -258,20 +286,6 @@ def _planned_pairs(grid: Grid) -> Iterator[tuple[Kind, str, int, int]]:
         if arm.control == "repeat":
             for original in grid.find(arm.policy, order=arm.order):
                 yield "noise" if arm.policy == FULL_PREFILL else "repeat", arm.policy, original, index
-
-
-def _agreement(grid: Grid, left: int, right: int) -> NDArray[np.int8]:
-    """Equal token ids; equal texts where either side has no token ids."""
-    a, b = grid.rows[left], grid.rows[right]
-    agreement = np.full(len(a), NOT_COMPARABLE, np.int8)
-    both = np.flatnonzero((a != NO_ROW) & (b != NO_ROW))
-    both = both[~(grid.failed[a[both]] | grid.failed[b[both]])]
-    a, b = a[both], b[both]
-    by_ids = (grid.id_codes[a] >= 0) & (grid.id_codes[b] >= 0)
-    by_text = ~by_ids & (grid.text_codes[a] >= 0) & (grid.text_codes[b] >= 0)
-    equal = np.where(by_ids, grid.id_codes[a] == grid.id_codes[b], grid.text_codes[a] == grid.text_codes[b])
-    agreement[both] = np.where(by_ids | by_text, equal, NOT_COMPARABLE)
-    return agreement
 
 
 def _distances(

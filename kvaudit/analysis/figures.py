@@ -8,6 +8,7 @@
 | answer_variation | policy | mean over requests of the share of order pairs that differ, bootstrap |
 | flipped_requests | policy | share of requests with any two orders that differ, Wilson |
 | smallest_variation | policy | smallest share of affected requests that would have shown with 95 % probability |
+| empty_answers | full prefill | share of full-prefill answers without a character |
 | repeat_disagreement | policy | share of answers that the repeat control did not reproduce, Wilson |
 | noise_floor | full prefill | share of full-prefill answers that a second run did not reproduce, Wilson |
 | chance_of_reproducing | policy | p-value: the repeat agrees by luck (stats.chance_of_reproducing) |
@@ -18,13 +19,14 @@
 | cochran_orders | policy | Cochran's Q over three or more orders, Holm |
 | history_loss | policy, order | fidelity under reset minus fidelity in this order, bootstrap; exact McNemar, Holm |
 
-The Holm family of a p-value is every row of its metric.
+The Holm family of a p-value is every row of its metric. Requests whose windows overlap are resampled in blocks, and
+Wilson and exact intervals count as many requests as there are blocks (`stats.block_length`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import NamedTuple, cast
 
@@ -33,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvaudit.analysis import stats
-from kvaudit.analysis.compare import NO_ROW, NOT_COMPARABLE, Grid, Integers, Kind, Pair
+from kvaudit.analysis.compare import EQUAL, NO_ROW, NOT_COMPARABLE, Grid, Kind, Pair, agreement
 from kvaudit.analysis.stats import Estimate, Flags, Floats
 from kvaudit.records import FULL_PREFILL
 from kvaudit.schema import TABLES
@@ -74,6 +76,7 @@ def answer_figures(grid: Grid, pairs: Sequence[Pair], overlap: int, seed: int) -
     return (
         *_fidelity(grid, reference),
         *_accuracy(grid),
+        *_empty(grid),
         *_variation(grid, pairs, block, seed),
         *_reproduction(grid, pairs),
         *_contrasted(list(_policy_contrasts(grid, reference)), block, seed),
@@ -86,12 +89,11 @@ def answer_figures(grid: Grid, pairs: Sequence[Pair], overlap: int, seed: int) -
 
 def summary_table(figures: Sequence[Figure]) -> pa.Table:
     """The `summary` table."""
-    schema = TABLES["summary"]
-    columns = (
-        zip(*(astuple(figure)[: len(schema)] for figure in figures), strict=True) if figures else [()] * len(schema)
-    )
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    rows = []
+    for figure in figures:
+        left, right = figure.discordant or (None, None)
+        rows.append({**asdict(figure), "discordant_left": left, "discordant_right": right})
+    return pa.Table.from_pylist(rows, TABLES["summary"])
 
 
 def select(
@@ -150,8 +152,20 @@ def variation_by_request(grid: Grid, pairs: Sequence[Pair], policy: str) -> Floa
 def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
     """How likely the policy's repeat agrees everywhere by luck (`stats.chance_of_reproducing`); None without one."""
     repeats = grid.find(policy, "repeat")
-    runs = _answer_codes(grid, (*grid.find(policy), *repeats))
-    return stats.chance_of_reproducing(runs) if repeats and len(runs) else None
+    runs = (*grid.find(policy), *repeats)
+    agreements = np.array([[agreement(grid, left, right) for right in runs] for left in runs], np.int8)
+    agreements = agreements.reshape(len(runs), len(runs), -1)
+    answered = (agreements != NOT_COMPARABLE).all(axis=(0, 1))
+    if not repeats or not answered.any():
+        return None
+    return stats.chance_of_reproducing((agreements[:, :, answered] == EQUAL).all(axis=2))
+
+
+def empty_answers(grid: Grid, arm: int) -> tuple[int, int]:
+    """How many of an arm's answers are empty, and how many there are."""
+    rows = grid.rows[arm]
+    rows = rows[rows != NO_ROW]
+    return int(grid.empty[rows].sum()), int((~grid.failed[rows]).sum())
 
 
 def _estimated(figure: Figure, estimate: Estimate | None) -> Figure:
@@ -188,7 +202,14 @@ def _accuracy(grid: Grid) -> Iterator[Figure]:
         right = pc.equal(answers.take(pa.array(codes, mask=codes < 0)), expected)
         judged = len(right) - right.null_count
         if judged:
-            yield _estimated(_arm_figure(grid, "accuracy", arm), stats.wilson(cast(int, pc.sum(right).as_py()), judged))
+            share = stats.wilson(cast(int, pc.sum(right).as_py()), judged)
+            yield _estimated(_arm_figure(grid, "accuracy", arm), share)
+
+
+def _empty(grid: Grid) -> Iterator[Figure]:
+    if grid.reference is not None:
+        empty, answered = empty_answers(grid, grid.reference)
+        yield _estimated(_arm_figure(grid, "empty_answers", grid.reference), stats.wilson(empty, answered))
 
 
 def _variation(grid: Grid, pairs: Sequence[Pair], block: int, seed: int) -> Iterator[Figure]:
@@ -203,7 +224,8 @@ def _variation(grid: Grid, pairs: Sequence[Pair], block: int, seed: int) -> Iter
         yield _estimated(Figure("answer_variation", policy, control="none"), estimate)
         flipped = stats.wilson(int((share > 0).sum()), n)
         yield _estimated(Figure("flipped_requests", policy, control="none"), flipped)
-        yield Figure("smallest_variation", policy, control="none", value=stats.smallest_visible(n), n=n)
+        visible = stats.smallest_visible(stats.independent(n, block))
+        yield Figure("smallest_variation", policy, control="none", value=visible, n=n)
     couples = list(combinations(range(len(policies)), 2))
     differences = np.array([shares[a] - shares[b] for a, b in couples]).reshape(len(couples), shares.shape[1])
     for (a, b), estimate in zip(couples, stats.mean_intervals(differences, block, (-1.0, 1.0), seed), strict=True):
@@ -222,17 +244,6 @@ def _reproduction(grid: Grid, pairs: Sequence[Pair]) -> Iterator[Figure]:
         chance = chance_of_reproducing(grid, policy)
         if chance is not None:
             yield Figure("chance_of_reproducing", policy, test="randomisation of runs", p_value=chance)
-
-
-def _answer_codes(grid: Grid, arms: Sequence[int]) -> Integers:
-    """Answer codes [requests, arms] of the requests that every one of the arms answered."""
-    rows = grid.rows[list(arms)].T
-    rows = rows[(rows != NO_ROW).all(axis=1)]
-    rows = rows[~grid.failed[rows].any(axis=1)]
-    ids, texts = grid.id_codes[rows], grid.text_codes[rows]
-    has_ids = (ids >= 0).all(axis=1)
-    codes = np.where(has_ids[:, None], ids, texts)
-    return cast(Integers, codes[(codes >= 0).all(axis=1)])
 
 
 def _policy_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:

@@ -34,14 +34,20 @@ class Estimate:
     method: str
 
 
-def wilson(successes: int, n: int) -> Estimate | None:
-    """A share with its Wilson score interval; None when n is 0."""
+def independent(n: int, block: int) -> int:
+    """How many of n successive requests count as independent when those of a block share content."""
+    return max(1, n // block) if n else 0
+
+
+def wilson(successes: int, n: int, block: int = 1) -> Estimate | None:
+    """A share with its Wilson score interval over independent blocks of requests; None when n is 0."""
     if n == 0:
         return None
     from statsmodels.stats.proportion import proportion_confint
 
-    low, high = proportion_confint(successes, n, alpha=ALPHA, method="wilson")
-    return Estimate(successes / n, float(low), float(high), n, "Wilson")
+    blocks, share = independent(n, block), successes / n
+    low, high = proportion_confint(share * blocks, blocks, alpha=ALPHA, method="wilson")
+    return Estimate(share, float(low), float(high), n, f"Wilson{_in_blocks(block)}")
 
 
 def upper_bound_of_none(n: int) -> float:
@@ -52,7 +58,7 @@ def upper_bound_of_none(n: int) -> float:
 
 
 def smallest_visible(n: int) -> float | None:
-    """The smallest share of affected requests of which n requests would have shown one with 95 % probability."""
+    """The smallest share of affected requests of which n independent ones would show one with 95 % probability."""
     return 1 - ALPHA ** (1 / n) if n else None
 
 
@@ -70,8 +76,8 @@ def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed
 
     NaN marks a request that a row says nothing about. Requests are resampled in blocks of `block` neighbours of the
     stream, BCa (Efron 1987), percentile where BCa is undefined. A row in which every request has the same value gives
-    the bootstrap nothing to resample: its interval is the exact binomial one, which bounds the share of unseen
-    requests that could have any other value within `bounds`.
+    the bootstrap nothing to resample: its interval is the exact binomial one over independent blocks, which bounds the
+    share of unseen requests that could have any other value within `bounds`.
     """
     known = ~np.isnan(values)
     estimates: list[Estimate | None] = [None] * len(values)
@@ -79,7 +85,7 @@ def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed
     for row, mask in enumerate(known):
         present = values[row, mask]
         if len(present) and np.ptp(present) == 0:
-            estimates[row] = _constant(float(present[0]), len(present), bounds)
+            estimates[row] = _constant(float(present[0]), len(present), block, bounds)
         elif len(present):
             varied.setdefault(mask.tobytes(), []).append(row)
     for rows in varied.values():
@@ -116,49 +122,51 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in multipletests(list(p_values), alpha=ALPHA, method="holm")[1]]
 
 
-def requests_for_fidelity(value: float, limit: float) -> int | None:
+def requests_for_fidelity(value: float, limit: float, overlap: int = 1) -> int | None:
     """Requests whose Wilson lower bound would reach the limit at this fidelity; None when no number would.
 
-    The lower bound L of the score interval solves (p - L)^2 = z^2 L (1 - L) / n.
+    The lower bound L of the score interval solves (p - L)^2 = z^2 L (1 - L) / n. `overlap`: requests that share
+    content and so count as one, as they all do in a long stream (`block_length`).
     """
     if value <= limit:
         return None
-    return max(1, math.ceil(_z() ** 2 * limit * (1 - limit) / (value - limit) ** 2))
+    return overlap * max(1, math.ceil(_z() ** 2 * limit * (1 - limit) / (value - limit) ** 2))
 
 
-def requests_for_variation(estimate: Estimate, limit: float) -> int | None:
+def requests_for_variation(estimate: Estimate, limit: float, overlap: int = 1) -> int | None:
     """Requests whose upper bound would keep the limit at this answer variation; None when no number would.
 
-    The interval shrinks with the square root of n; with no variation seen the bound is Clopper-Pearson's.
+    The interval shrinks with the square root of n; with no variation seen the bound is Clopper-Pearson's, in which
+    `overlap` requests that share content count as one.
     """
     if estimate.high is None or estimate.value >= limit:
         return None
     if estimate.value == 0:
-        return max(1, math.ceil(math.log(ALPHA / 2) / math.log1p(-limit))) if limit < 1 else 1
+        return overlap * (max(1, math.ceil(math.log(ALPHA / 2) / math.log1p(-limit))) if limit < 1 else 1)
     width = (estimate.high - estimate.value) / (limit - estimate.value)
     return max(1, math.ceil(estimate.n * width**2))
 
 
-def chance_of_reproducing(codes: NDArray[np.int64]) -> float:
+def chance_of_reproducing(agree: Flags) -> float:
     """How likely the repeat control agrees everywhere if answers varied from run to run and not with the order.
 
-    `codes` [requests, runs] hold one answer code per run, the repeat among the runs. If runs were exchangeable, any
-    two of them would be the chronological one and its repeat: the product over requests of the share of pairs of
-    runs that agree. An exact randomisation p-value of 'the repeat reproduces all answers'.
+    `agree` [runs, runs]: which runs gave equal answers to all requests, the repeat among them, True on the diagonal.
+    If whole runs were exchangeable, any two of them could be the chronological one and its repeat: the share of pairs
+    of runs that agree, an exact randomisation p-value of 'the repeat reproduces all answers'.
     """
-    runs = codes.shape[1]
-    if runs < 2:
-        return 1.0
-    agreeing = (codes[:, :, None] == codes[:, None, :]).sum(axis=(1, 2)) - runs
-    return float(np.prod(agreeing / (runs * (runs - 1))))
+    runs = len(agree)
+    return float((agree.sum() - runs) / (runs * (runs - 1))) if runs > 1 else 1.0
 
 
-def _constant(value: float, n: int, bounds: tuple[float, float]) -> Estimate:
-    unseen = upper_bound_of_none(n)
+def _constant(value: float, n: int, block: int, bounds: tuple[float, float]) -> Estimate:
+    unseen = upper_bound_of_none(independent(n, block))
     low, high = bounds
-    return Estimate(
-        value, value - unseen * (value - low), value + unseen * (high - value), n, "exact binomial (Clopper-Pearson)"
-    )
+    method = f"exact binomial (Clopper-Pearson){_in_blocks(block)}"
+    return Estimate(value, value - unseen * (value - low), value + unseen * (high - value), n, method)
+
+
+def _in_blocks(block: int) -> str:
+    return f", requests counted in blocks of {block}, since their windows overlap" if block > 1 else ""
 
 
 def _bootstrapped(values: Floats, block: int, seed: int) -> list[Estimate]:

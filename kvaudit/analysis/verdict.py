@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from kvaudit.analysis import stats
-from kvaudit.analysis.checks import STANDING, Reason, policy_reasons, reference_reasons
+from kvaudit.analysis.checks import STANDING, Reason, disagreement, policy_reasons, reference_reasons
 from kvaudit.analysis.compare import Grid, Pair
 from kvaudit.analysis.figures import Figure, chance_of_reproducing, select, variation_by_request
 from kvaudit.errors import UsageError
@@ -49,8 +49,11 @@ class Finding:
     differently, with the first few as examples.
     own_losses: of reset_compared requests, how many the policy answers otherwise than full prefill even without
     history (reset control).
+    repeat_losses: of repeat_compared requests, how many the repeat control answers differently.
+    overlap: how many successive requests of the stream share content; block: how many of them count as one here.
     smallest_visible: the smallest share of affected requests that would have shown with 95 % probability.
-    chance_of_reproducing: p-value of 'the repeat agreed by luck, answers vary from run to run'.
+    chance_of_reproducing: p-value of 'the repeat agreed by luck, answers vary from run to run'; None where it did not
+    agree.
     """
 
     policy: str
@@ -61,6 +64,10 @@ class Finding:
     examples: tuple[str, ...]
     reset_compared: int
     own_losses: int
+    repeat_compared: int
+    repeat_losses: int
+    overlap: int
+    block: int
     smallest_visible: float | None
     chance_of_reproducing: float | None
 
@@ -68,7 +75,8 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class GateResult:
     """One gate on one policy. `bound` is the 95 % bound that would have to keep the limit, `needed` the number of
-    requests at which it would if the observed value held (None: at no number)."""
+    requests at which it would if the observed value held (None: at no number), `block` how many of the n requests count
+    as one because their windows overlap."""
 
     gate: Gate
     policy: str
@@ -80,6 +88,7 @@ class GateResult:
     order: str | None = None
     n: int | None = None
     needed: int | None = None
+    block: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +101,14 @@ class Verdict:
         return EXIT_CODES[self.outcome]
 
 
-def find(grid: Grid, pairs: Sequence[Pair], max_noise: float) -> tuple[Finding, ...]:
-    """The finding of every policy. `max_noise`: the share of answers that full prefill may give differently."""
+def find(grid: Grid, pairs: Sequence[Pair], max_noise: float, overlap: int = 1) -> tuple[Finding, ...]:
+    """The finding of every policy.
+
+    `max_noise`: the share of answers that a second run of the same order may give differently. `overlap`: how many
+    successive requests share content (`figures.stream_overlap`).
+    """
     shared = reference_reasons(grid, pairs, max_noise)
-    return tuple(_finding(grid, pairs, policy, shared) for policy in grid.policies)
+    return tuple(_finding(grid, pairs, policy, shared, max_noise, overlap) for policy in grid.policies)
 
 
 def decide(findings: Sequence[Finding], figures: Sequence[Figure], gates: Gates) -> Verdict:
@@ -114,12 +127,16 @@ def decide(findings: Sequence[Finding], figures: Sequence[Figure], gates: Gates)
     return Verdict("pass" if gates.any else "no gates", results)
 
 
-def _finding(grid: Grid, pairs: Sequence[Pair], policy: str, shared: Sequence[Reason]) -> Finding:
-    reasons = (*shared, *policy_reasons(grid, pairs, policy))
+def _finding(
+    grid: Grid, pairs: Sequence[Pair], policy: str, shared: Sequence[Reason], max_noise: float, overlap: int
+) -> Finding:
+    block = stats.block_length(overlap, len(grid.request_ids))
+    reasons = (*shared, *policy_reasons(grid, pairs, policy, max_noise, block))
     variation = variation_by_request(grid, pairs, policy)
     flipped = np.flatnonzero(variation > 0)
     compared = int((~np.isnan(variation)).sum())
     resets = [pair for pair in pairs if pair.kind == "reference" and pair.right in grid.find(policy, "reset")]
+    repeat_losses, repeat_compared = disagreement(pairs, "repeat", policy)
     seen: Seen = "inconclusive" if reasons else "history-sensitive" if len(flipped) else "none-seen"
     return Finding(
         policy=policy,
@@ -130,8 +147,12 @@ def _finding(grid: Grid, pairs: Sequence[Pair], policy: str, shared: Sequence[Re
         examples=tuple(grid.request_ids[int(index)].as_py() for index in flipped[:EXAMPLES]),
         reset_compared=sum(int(pair.comparable.sum()) for pair in resets),
         own_losses=sum(int(pair.differs.sum()) for pair in resets),
-        smallest_visible=stats.smallest_visible(compared),
-        chance_of_reproducing=chance_of_reproducing(grid, policy) if len(flipped) else None,
+        repeat_compared=repeat_compared,
+        repeat_losses=repeat_losses,
+        overlap=overlap,
+        block=block,
+        smallest_visible=stats.smallest_visible(stats.independent(compared, block)),
+        chance_of_reproducing=chance_of_reproducing(grid, policy) if len(flipped) and not repeat_losses else None,
     )
 
 
@@ -145,19 +166,25 @@ def _gated(finding: Finding, figures: Sequence[Figure], gates: Gates) -> list[Ga
 
 
 def _fidelity_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
-    """The order with the lowest fidelity must keep the limit; every order's lower bound must, to pass."""
+    """The order with the lowest fidelity must keep the limit; its lower bound must too, to pass.
+
+    The bound is Wilson's over independent blocks of requests: more careful than the interval beside the figure.
+    """
     measured = [
-        (figure.value, figure.low, figure)
+        (figure.value, figure.n, figure)
         for figure in select(figures, "fidelity", finding.policy, control="none")
-        if figure.value is not None and figure.low is not None
+        if figure.value is not None and figure.n
     ]
     if not measured:
         return GateResult("min-fidelity", finding.policy, limit, "inconclusive", "finding-inconclusive")
     value, _, worst = min(measured, key=lambda row: row[0])
-    bound = min(low for _, low, _ in measured)
+    estimates = [stats.wilson(round(share * n), n, finding.block) for share, n, _ in measured]
+    bound = min(estimate.low or 0.0 for estimate in estimates if estimate is not None)
     outcome, why = _judged(finding, broken=value < limit, kept=bound >= limit)
-    needed = stats.requests_for_fidelity(value, limit) if why == "no-power" else None
-    return GateResult("min-fidelity", finding.policy, limit, outcome, why, value, bound, worst.order, worst.n, needed)
+    needed = stats.requests_for_fidelity(value, limit, finding.overlap) if why == "no-power" else None
+    return GateResult(
+        "min-fidelity", finding.policy, limit, outcome, why, value, bound, worst.order, worst.n, needed, finding.block
+    )
 
 
 def _variation_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
@@ -169,9 +196,10 @@ def _variation_gate(finding: Finding, figures: Sequence[Figure], limit: float) -
     needed = None
     if why == "no-power":
         estimate = stats.Estimate(figure.value, figure.low, figure.high, figure.n, figure.test or "")
-        needed = stats.requests_for_variation(estimate, limit)
+        needed = stats.requests_for_variation(estimate, limit, finding.overlap)
+    n, block = figure.n, finding.block
     return GateResult(
-        "max-variation", finding.policy, limit, outcome, why, figure.value, figure.high, None, figure.n, needed
+        "max-variation", finding.policy, limit, outcome, why, figure.value, figure.high, None, n, needed, block
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -16,8 +17,14 @@ from kvaudit import __version__
 from kvaudit.cli import engines, policies, record, replay, report
 from kvaudit.errors import KvauditError
 
-_PIPE_CLOSED = 141
+_WRONG_USAGE = 2
 _FAILED = 3
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+_TRACEBACK = "KVAUDIT_TRACEBACK"
+
+_ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""Of the click that typer uses: its own copy in newer versions."""
 
 _IN_ORDER = ("record", "replay", "report", "policies", "engines")
 
@@ -97,17 +104,43 @@ def main() -> NoReturn:
         _say(f"{error.filename or 'cannot write the output'}: {error.strerror or error}")
         code = _FAILED
         _discard_output()
+    except Exception as error:
+        _say_unexpected(error)
+        code = _FAILED
     sys.exit(code)
 
 
 def _run() -> int:
     try:
-        app(prog_name="kvaudit")
+        code = app(prog_name="kvaudit", standalone_mode=False)
+    except _ClickError as error:
+        _say_wrong_usage(error)
+        return _WRONG_USAGE
+    except typer.Abort:
+        return _INTERRUPTED
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):
             raise stop.__context__ from None
-        return stop.code if isinstance(stop.code, int) else 0
-    return 0
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _say_wrong_usage(error: Any) -> None:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return
+    context = getattr(error, "ctx", None)
+    words = "kvaudit" if context is None else context.command_path
+    _say(error.format_message(), f"see {words} --help")
+
+
+def _say_unexpected(error: Exception) -> None:
+    if os.environ.get(_TRACEBACK):
+        traceback.print_exception(error)
+    _say(
+        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+        f"this is a bug in kvaudit or in a plug-in; {_TRACEBACK}=1 in the environment shows where",
+    )
 
 
 def _say(message: str, hint: str | None = None) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvaudit.cli.values import no_limit_note
 from kvaudit.errors import UsageError
+from kvaudit.records import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
     from kvaudit.records import Trace
@@ -35,7 +37,7 @@ are line end, tab, carriage return and backslash.
 
 _IMPORT_EXAMPLES = """\b
 Examples:
-  kvaudit record import requests.jsonl -o trace.jsonl.gz
+  kvaudit record import requests.jsonl --max-tokens 64 -o trace.jsonl.gz
   zcat requests.jsonl.gz | kvaudit record import - -o trace.jsonl.zst
 
 \b
@@ -89,7 +91,7 @@ def rolling(
     separator: Annotated[
         str, typer.Option(metavar="TEXT", help="What stands before each document and the question.")
     ] = " # # ",
-    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer, in tokens.")] = DEFAULT_MAX_TOKENS,
     stop: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help=r"Where an answer ends; may be given again. [default: \n]"),
@@ -98,25 +100,39 @@ def rolling(
     seed: Annotated[int, typer.Option(help="Seeds which observation a request asks for.")] = 0,
 ) -> None:
     """Record the rolling agent: a window of documents that moves over an event table, a question at every step."""
-    if stride > window:
-        raise UsageError(f"--stride {stride} is larger than --window {window}", "windows overlap when it is smaller")
-    from kvaudit.traces.events import EventColumns, read_events
-    from kvaudit.traces.rolling import Rolling, rolling_requests, too_short
+    from kvaudit.traces.events import EventColumns
+    from kvaudit.traces.rolling import Rolling
     from kvaudit.traces.templates import unescape
-    from kvaudit.traces.writer import write_trace
 
     columns = EventColumns(key, time, channel, document or (), question or (), answer or ())
-    found = read_events(events, columns, only_key="rolling")
     settings = Rolling(
         window=window,
         stride=stride,
-        instruction=(found.headings if not document else "") if instruction is None else unescape(instruction),
+        instruction=unescape(instruction or ""),
         separator=unescape(separator),
         max_tokens=max_tokens,
         stop=("\n",) if stop is None else tuple(unescape(text) for text in stop if text),
         limit=limit,
         seed=seed,
     )
+    _record_rolling(events, columns, settings, output, headings_instruct=instruction is None and not document)
+
+
+def _record_rolling(
+    events: Sequence[Path], columns: EventColumns, settings: Rolling, output: Path, *, headings_instruct: bool
+) -> None:
+    if settings.stride > settings.window:
+        raise UsageError(
+            f"--stride {settings.stride} is larger than --window {settings.window}",
+            "windows overlap when it is smaller",
+        )
+    from kvaudit.traces.events import read_events
+    from kvaudit.traces.rolling import rolling_requests, too_short
+    from kvaudit.traces.writer import write_trace
+
+    found = read_events(events, columns, only_key="rolling")
+    if headings_instruct:
+        settings = replace(settings, instruction=found.headings)
     short = too_short(found.streams, settings)
     header = {"workload": "rolling", "source": [path.name for path in events], **_described(settings, columns)}
     written = write_trace(output, rolling_requests(found.streams, settings), header)
@@ -132,15 +148,21 @@ def import_trace(
     format_name: Annotated[
         str | None, typer.Option("--format", metavar="NAME", help="Its format. [default: told by its content]")
     ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="The longest answer, in tokens, of requests that set no max_tokens.")
+    ] = DEFAULT_MAX_TOKENS,
 ) -> None:
     """Turn a trace of any known format, or logged chat requests, into kvaudit's own."""
     from kvaudit.traces import read_trace
     from kvaudit.traces.writer import write_trace
 
     trace = read_trace(file, format_name)
+    limited = (request if request.limited else replace(request, max_tokens=max_tokens) for request in trace.requests)
     header = {name: value for name, value in trace.header.items() if name != "kvaudit_trace"}
-    written = write_trace(output, trace.requests, {"source": [file.name], **header})
+    written = write_trace(output, limited, {"source": [file.name], **header})
     _say_imported(trace)
+    if note := no_limit_note(trace, max_tokens, "--max-tokens sets another limit"):
+        _say(note)
     _say_written(output, written)
 
 

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvaudit.cli.values import default_run_folder, name_and_value, preset_with, report_command, size_in_bytes
+from kvaudit.analysis.limits import MAX_NOISE
+from kvaudit.cli.values import (
+    default_run_folder,
+    name_and_value,
+    no_limit_note,
+    preset_with,
+    report_command,
+    size_in_bytes,
+)
 from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Lookup, Mask, Suffix, WriteBack
 from kvaudit.errors import KvauditError, UsageError
+from kvaudit.records import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -82,9 +91,10 @@ def replay(
     max_noise: Annotated[
         float,
         typer.Option(
-            metavar="SHARE", help="The largest share of answers that a second full prefill may give differently."
+            metavar="SHARE",
+            help="The largest share of answers that a second run of full prefill, or of a policy, may give differently.",
         ),
-    ] = 0.0,
+    ] = MAX_NOISE,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="RUN", help="The run folder. [default: runs/TRACE-SETTINGS]"),
@@ -122,11 +132,20 @@ def replay(
     from kvaudit.traces import read_trace
 
     recorded = read_trace(trace, format_name)
+    if note := no_limit_note(recorded, DEFAULT_MAX_TOKENS, "`kvaudit record import --max-tokens` sets another limit"):
+        typer.echo(note, err=True)
     plan = make_plan(len(recorded.requests), engine, settings, policy or (), orders)
     manifest = new_manifest(recorded, plan, max_noise)
     path = output or default_run_folder(trace, manifest["settings_digest"])
     with open_folder(path, manifest, force=force) as folder:
+        kept = len(folder.finished) == len(plan.arms)
         audit = _audited(recorded, plan, folder, max_noise)
+    if kept:
+        finished = audit.manifest["finished"]
+        typer.echo(
+            f"nothing was replayed: all {len(plan.arms)} arms were finished on {finished}; --force replays them",
+            err=True,
+        )
     for line in (*headline(audit), f"Report: {report_command(path)}"):
         typer.echo(line)
     raise typer.Exit(audit.verdict.exit_code)

@@ -6,9 +6,13 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvaudit.engines import PRESETS, Switches
 from kvaudit.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvaudit.records import Trace
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _TRACE_SUFFIXES = {".gz", ".zst", ".jsonl", ".json", ".ndjson"}
@@ -44,6 +48,14 @@ def default_run_folder(trace: Path, settings_digest: str) -> Path:
         name = name.with_suffix("")
     readable = re.sub(r"[^\w.-]+", "-", str(name)).strip("-.") or "trace"
     return Path("runs") / f"{readable}-{settings_digest[:8]}"
+
+
+def no_limit_note(trace: Trace, max_tokens: int, remedy: str) -> str | None:
+    """What is said where requests set no max_tokens, so that no answer is cut in silence."""
+    count = sum(not request.limited for request in trace.requests)
+    if not count:
+        return None
+    return f"{count:,} request{' sets' if count == 1 else 's set'} no max_tokens: {max_tokens} are replayed ({remedy})"
 
 
 def report_command(run: Path) -> str:

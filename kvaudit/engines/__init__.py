@@ -69,8 +69,6 @@ class Capabilities:
     """
 
     policies: bool
-    provenance: bool
-    reference_logprobs: bool
     max_prompt_tokens: int | None
     vocabulary_size: int | None = None
 

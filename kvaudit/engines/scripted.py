@@ -22,7 +22,7 @@ import numpy as np
 
 from kvaudit.engines import Capabilities, EngineSettings
 from kvaudit.errors import UsageError
-from kvaudit.policies import Policy, SegmentView, SelectionContext, checked_selection
+from kvaudit.policies import Policy, SegmentView, SelectionContext, checked_budget, checked_selection
 from kvaudit.records import (
     GAP_KINDS,
     CacheState,
@@ -105,13 +105,7 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            policies=True,
-            provenance=True,
-            reference_logprobs=not self._silent,
-            max_prompt_tokens=self._context,
-            vocabulary_size=_BOS + 1,
-        )
+        return Capabilities(policies=True, max_prompt_tokens=self._context, vocabulary_size=_BOS + 1)
 
     @property
     def tokenizer(self) -> ByteTokenizer:
@@ -212,7 +206,7 @@ class ScriptedEngine:
         hits = [index for index, segment in enumerate(prompt.segments) if self._usable(segment)]
         context = self._selection_context(request_id, prompt, policy, frozenset(hits))
         provenance = tuple(self._provenance(index, prompt) for index in hits)
-        writes, evictions = self._write_back(request_id, part, prompt, hits)
+        writes, evictions = self._write_back(request_id, part, prompt, provenance)
         reused = sum(prompt.segments[index].end - prompt.segments[index].start for index in hits)
         return replace(
             answered,
@@ -257,7 +251,7 @@ class ScriptedEngine:
         return SelectionContext(
             request_id=request_id,
             layer=_LAYER,
-            k=policy.budget(len(positions), self._settings.recompute_ratio),
+            k=checked_budget(policy, len(positions), self._settings.recompute_ratio),
             positions=positions,
             deviation=deviation,
             token_ids=token_ids,
@@ -271,22 +265,21 @@ class ScriptedEngine:
         )
 
     def _write_back(
-        self, request_id: str, part: Part, prompt: Prompt, hits: Sequence[int]
+        self, request_id: str, part: Part, prompt: Prompt, reused: Sequence[Provenance]
     ) -> tuple[tuple[Write, ...], tuple[Eviction, ...]]:
-        for index in hits:
-            self._cache.move_to_end(prompt.segments[index].content_id)
-        writes, evictions, before = list[Write](), list[Eviction](), list[int]()
+        for origin in reused:
+            self._cache.move_to_end(origin.content_id)
+        writes, evictions = list[Write](), list[Eviction]()
         for segment in _chunks(prompt):
             if segment.content_id not in self._cache and self._fault != "no-reuse":
                 self._writes += 1
                 tokens = segment.end - segment.start
                 context, size = _context_hash(prompt, segment), tokens * _BYTES_A_TOKEN
-                write = Write(segment.content_id, self._writes, segment.start, tokens, context, tuple(before), size)
+                over = tuple(origin.write_ordinal for origin in reused if origin.new_position < segment.start)
+                write = Write(segment.content_id, self._writes, segment.start, tokens, context, over, size)
                 self._cache[segment.content_id] = _Entry(request_id, part, write)
                 writes.append(write)
                 evictions += self._make_room()
-            if segment.content_id in self._cache:
-                before.append(self._cache[segment.content_id].write.write_ordinal)
         return tuple(writes), tuple(evictions)
 
     def _make_room(self) -> list[Eviction]:

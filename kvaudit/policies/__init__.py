@@ -59,7 +59,8 @@ class SelectionContext:
 
 
 class Policy(Protocol):
-    """`budget` turns N reusable tokens and the recompute ratio into k; `select` returns k distinct positions."""
+    """`budget` turns N reusable tokens and the recompute ratio into k, 0 <= k <= N; `select` returns k distinct
+    positions."""
 
     @property
     def name(self) -> str: ...
@@ -72,6 +73,18 @@ class Policy(Protocol):
 def ratio_budget(reusable: int, ratio: float) -> int:
     """k = max(1, floor(r N)), and 0 when nothing is reusable (LMCache's rule; paper 2.2, equation 2)."""
     return min(reusable, max(1, math.floor(ratio * reusable))) if reusable else 0
+
+
+def checked_budget(policy: Policy, reusable: int, ratio: float) -> int:
+    """The policy's k. Raises PolicyError, naming the policy, unless it is a whole number from 0 to `reusable`."""
+    k = policy.budget(reusable, ratio)
+    whole = isinstance(k, int | np.integer) and not isinstance(k, bool)
+    if not whole or not 0 <= k <= reusable:
+        raise PolicyError(
+            f"policy {policy.name!r} returned budget {k!r:.80} for {reusable} reusable tokens",
+            "a budget is a whole number from 0 to the number of reusable tokens",
+        )
+    return int(k)
 
 
 def checked_selection(policy: Policy, context: SelectionContext) -> Positions:

@@ -15,9 +15,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvaudit.errors import UsageError
 from kvaudit.policies import Positions, SelectionContext, ratio_budget
-from kvaudit.records import GAP_KINDS, runs
+from kvaudit.records import DOCUMENT, GAP_KINDS, runs
 
 Span = tuple[int, int]
 Doubles = NDArray[np.float64]
@@ -40,22 +39,17 @@ class SingleWindow:
 class FixedChunk:
     """Equal spans of reusable tokens across document borders, the largest mean deviation first.
 
-    `length` is in tokens; by default the median length of the request's documents (of its other chunks where it has
-    none). The first span is half as long, so that the others lie across documents of that length.
+    A span is as long as the median of the request's documents (of its other chunks where it has none). The first is
+    half as long, so that the others lie across documents of that length.
     """
 
     name: ClassVar[str] = "fixed-chunk"
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.length is not None and self.length < 1:
-            raise UsageError(f"policy 'fixed-chunk': length is {self.length}", "give a number of tokens, 1 or more")
 
     def budget(self, reusable: int, ratio: float) -> int:
         return ratio_budget(reusable, ratio)
 
     def select(self, context: SelectionContext) -> Positions:
-        length = self.length or _median_document_length(context)
+        length = _median_document_length(context)
         count = len(context.positions)
         borders = [0, *range(length // 2, count, length), count]
         spans = [(start, end) for start, end in pairwise(borders) if start < end]
@@ -150,7 +144,7 @@ def _by_mean_deviation(spans: Sequence[Span], deviation: Doubles) -> list[Span]:
 
 def _median_document_length(context: SelectionContext) -> int:
     chunks = [segment for segment in context.segments if segment.kind not in GAP_KINDS]
-    documents = [segment for segment in chunks if segment.kind == "document"] or chunks
+    documents = [segment for segment in chunks if segment.kind == DOCUMENT] or chunks
     return max(1, median_low([segment.end - segment.start for segment in documents or context.segments]))
 
 

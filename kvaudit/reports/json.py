@@ -46,7 +46,7 @@ def as_data(audit: Audit) -> dict[str, Any]:
         "trace": manifest.get("trace"),
         "engine": manifest.get("engine"),
         "settings": manifest.get("settings"),
-        "versions": manifest.get("versions", manifest.get("libraries")),
+        "libraries": manifest.get("libraries"),
         "requests": audit.requests,
         "arms": [
             {

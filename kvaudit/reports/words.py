@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from kvaudit.analysis.checks import Reason
+from kvaudit.analysis.checks import Reason, ReasonCode
 from kvaudit.analysis.figures import Figure, select
 from kvaudit.analysis.stats import ALPHA
 from kvaudit.analysis.verdict import Finding, GateResult, Verdict
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
 
 MOST_NAMES = 3
+FEW_FLIPPED = 2
+"""So few flipped requests could still be the luck of one odd run, which a single repeat does not rule out."""
+OWN_ERROR = "own error of the policy and the engine's switches"
 SEEN: Mapping[str, str] = MappingProxyType(
     {"history-sensitive": "history-sensitive", "none-seen": "none seen", "inconclusive": "inconclusive"}
 )
@@ -67,7 +70,7 @@ def reason_sentence(reason: Reason) -> str:
     return _REASONS[reason.code](reason)
 
 
-_REASONS: Mapping[str, Callable[[Reason], str]] = MappingProxyType(
+_REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
     {
         "reference-missing": lambda r: "The run has no full-prefill arm: there is nothing to compare with.",
         "noise-floor-missing": lambda r: "Full prefill was not run a second time: the noise floor is unknown.",
@@ -80,6 +83,9 @@ _REASONS: Mapping[str, Callable[[Reason], str]] = MappingProxyType(
         "requests-missing": lambda r: f"{counted(r.count, 'request')} have no observation in {names(r.names)}.",
         "duplicates": lambda r: f"{counted(r.count, 'observation')} came twice in {names(r.names)}.",
         "errors": lambda r: f"{_of(r)} requests ended in an error or without an answer in {names(r.names)}.",
+        "answers-empty": lambda r: (
+            f"All {counted(r.count, 'full-prefill answer')} are empty: equal answers would show nothing."
+        ),
         "nothing-compared": lambda r: f"Nothing was compared: {', '.join(_COMPARISONS[name] for name in r.names)}.",
         "reference-reused": lambda r: (
             f"{counted(r.count, 'full-prefill answer')} reused cached tokens: they are no full prefill."
@@ -87,7 +93,13 @@ _REASONS: Mapping[str, Callable[[Reason], str]] = MappingProxyType(
         "noise-floor": lambda r: (
             f"Full prefill disagreed with itself on {_of(r)} requests; the limit is {percent(r.limit)}."
         ),
-        "repeat-differs": lambda r: f"The repeat control answered {_of(r)} requests differently.",
+        "repeat-differs": lambda r: (
+            f"The repeat control answered {_of(r)} requests differently; the limit is {percent(r.limit)}."
+        ),
+        "within-noise": lambda r: (
+            f"{_of(r)} requests changed with the order, but answers vary from run to run too: that alone could explain "
+            f"{percent(r.limit)}."
+        ),
         "nothing-reused": lambda r: "Nothing was reused in any order: there was no history to be sensitive to.",
         "reuse-unknown": lambda r: "The engine did not say whether any cached token was reused.",
         "cache-not-empty": lambda r: (
@@ -121,7 +133,7 @@ def finding_line(finding: Finding, figures: Sequence[Figure]) -> str:
     if finding.seen == "none-seen":
         return (
             f"{head}. No answer differed between orders on {counted(finding.compared, 'request')}; smallest share of "
-            f"affected requests that would have shown: {percent(finding.smallest_visible)}."
+            f"affected requests that would have shown: {percent(finding.smallest_visible)}{in_blocks(finding.block)}."
         )
     variation = select(figures, "answer_variation", finding.policy)[0]
     return (
@@ -158,7 +170,7 @@ def gate_sentence(result: GateResult) -> str:
     if result.why == "finding-inconclusive":
         return f"{value}, but the finding is inconclusive."
     side = "lower" if result.gate == "min-fidelity" else "upper"
-    bound = f"{value}, 95 % {side} bound {percent(result.bound)}"
+    bound = f"{value}, 95 % {side} bound {percent(result.bound)}{in_blocks(result.block)}"
     if result.why == "kept":
         return f"{bound}."
     if result.needed is None:
@@ -182,6 +194,11 @@ def headline(audit: Audit) -> list[str]:
     return [*(lines or ["No policy was audited."]), verdict_line(audit.verdict)]
 
 
+def in_blocks(block: int) -> str:
+    """How requests that share content were counted; nothing where each counts for itself."""
+    return f" (requests counted in blocks of {block}, since their windows overlap)" if block > 1 else ""
+
+
 def _of(reason: Reason) -> str:
     return f"{reason.count:,} of {reason.total:,}"
 
@@ -192,16 +209,21 @@ def _further(finding: Finding) -> str:
 
 
 def _reproduced(finding: Finding) -> str:
+    if finding.repeat_losses:
+        return (
+            f"The repeat control answered {finding.repeat_losses:,} of {counted(finding.repeat_compared, 'request')} "
+            "differently, which the noise limit allows: more changed with the order than that explains."
+        )
     head = "The repeat control reproduced every answer"
     chance = finding.chance_of_reproducing
-    if chance is None:
-        return f"{head}."
-    consequence = (
-        "run-to-run variation is not the cause"
-        if chance < ALPHA
-        else "too few requests changed for the repeat alone to rule run-to-run variation out"
-    )
-    return f"{head}. Answers that vary from run to run would do so with probability {p_value(chance)}: {consequence}."
+    if chance is not None and chance < ALPHA:
+        return f"{head}, as any two runs do with probability {p_value(chance)}: run-to-run variation is not the cause."
+    if chance is not None and finding.flipped <= FEW_FLIPPED:
+        return (
+            f"{head}, but only {counted(finding.flipped, 'request')} changed: any two runs agree with probability "
+            f"{p_value(chance)}, so run-to-run variation is not ruled out."
+        )
+    return f"{head}."
 
 
 def _own_error(finding: Finding) -> str:
@@ -209,7 +231,7 @@ def _own_error(finding: Finding) -> str:
     if finding.own_losses:
         return (
             f"{head} {finding.own_losses:,} of {finding.reset_compared:,} answers still differ from full prefill's: so "
-            "much is the policy's own error."
+            f"much is the {OWN_ERROR}."
         )
     history = ": what is lost in the orders is history" if finding.seen == "history-sensitive" else ""
     return f"{head} all {finding.reset_compared:,} answers equal full prefill's{history}."

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from kvaudit.errors import RunError
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL, Arm
+from kvaudit.rows import Row
 from kvaudit.store.layout import (
     ARM_TABLES,
     LOCK,
@@ -25,7 +26,7 @@ from kvaudit.store.layout import (
 from kvaudit.store.manifest import FINISHED, UNFINISHED, Manifest, engine_facts, manifest_bytes, now, read_manifest
 from kvaudit.store.reading import Run
 from kvaudit.store.references import References
-from kvaudit.store.writing import PartFiles, Row, write_bytes, write_table
+from kvaudit.store.writing import PartFiles, write_bytes, write_table
 
 _REFERENCE_ARM = f"{FULL_PREFILL}.{CHRONOLOGICAL}"
 _ELSEWHERE = "choose another folder with -o"
@@ -56,7 +57,7 @@ class RunFolder:
             )
         with _system_refusals(self.path):
             if self._replaced is not None:
-                _remove(self.path, self._replaced)
+                _remove_tables(self.path, self._replaced)
             if self._resumed:
                 self._remove_marks()
         self.manifest |= {"engine": facts, "status": UNFINISHED, "finished": None}
@@ -85,6 +86,12 @@ class RunFolder:
             self.manifest["settings"]["max_noise"] = limit
             self._write_manifest()
 
+    def remove_temporary_files(self) -> None:
+        """What a killed replay left, and what an interrupt left that struck between a file's opening and anyone's
+        knowing of it."""
+        for file in (self.path / MANIFEST, *_tables(self.path, self.manifest)):
+            file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
+
     def _write_manifest(self) -> None:
         write_bytes(self.path / MANIFEST, manifest_bytes(self.manifest))
 
@@ -103,12 +110,6 @@ class RunFolder:
         except RunError:
             return False
         return rows == int(requests)
-
-    def remove_temporary_files(self) -> None:
-        """What a killed replay left, and what an interrupt left that struck between a file's opening and anyone's
-        knowing of it."""
-        for file in _written(self.path, self.manifest):
-            file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
 
     def _remove_marks(self) -> None:
         """No arm that will run anew may look finished before it is."""
@@ -157,10 +158,19 @@ def _claimed(path: Path, manifest: Manifest, force: bool) -> RunFolder:
         return RunFolder(path, manifest, held, resumed=False)
     if held["settings_digest"] != manifest["settings_digest"]:
         raise RunError(
-            f"{path} holds another audit (trace {held['trace'].get('source')}, other settings)",
+            f"{path} holds another audit, of {held['trace'].get('source')} (changed: {_changed(held, manifest)})",
             f"{_ELSEWHERE}, or --force to replace it",
         )
     return RunFolder(path, held, None, resumed=True)
+
+
+def _changed(held: Manifest, wanted: Manifest) -> str:
+    """What two audits differ in, by the manifest's names."""
+    before, after = held["settings"], wanted["settings"]
+    names = [name for name in after if name != "max_noise" and after[name] != before.get(name)]
+    if held["trace"].get("digest") != wanted["trace"]["digest"]:
+        names.append("trace")
+    return ", ".join(name.replace("_", " ") for name in names) or "kvaudit's version"
 
 
 def _check_replaceable(path: Path) -> None:
@@ -174,23 +184,23 @@ def _check_replaceable(path: Path) -> None:
         read_manifest(path)
 
 
-def _remove(path: Path, manifest: Manifest) -> None:
-    for file in _written(path, manifest):
-        with suppress(FileNotFoundError):
-            file.unlink()
+def _remove_tables(path: Path, manifest: Manifest) -> None:
+    """All that a run wrote but its manifest, which makes the folder a run until the next one takes its place."""
+    for file in _tables(path, manifest):
+        file.unlink(missing_ok=True)
         file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
     for table in ARM_TABLES:
         with suppress(OSError):
             (path / table).rmdir()
 
 
-def _written(path: Path, manifest: Manifest) -> Iterator[Path]:
-    yield path / MANIFEST
+def _tables(path: Path, manifest: Manifest) -> Iterator[Path]:
+    """Each arm's observations before its other parts: no arm looks finished while they go."""
+    for arm in manifest["arms"]:
+        for table in reversed(ARM_TABLES):
+            yield part_path(path, table, arm["arm_id"])
     for table in WHOLE_TABLES:
         yield table_path(path, table)
-    for arm in manifest["arms"]:
-        for table in ARM_TABLES:
-            yield part_path(path, table, arm["arm_id"])
 
 
 def _changes(keys: Sequence[str], before: Mapping[str, object], now: Mapping[str, object]) -> str:

@@ -94,11 +94,21 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 
 
 def engine_facts(description: Mapping[str, object]) -> dict[str, Any]:
-    """An engine's description as it will be read back, so that two can be compared."""
+    """An engine's description and the processor under it, as they will be read back, so that two can be compared."""
     facts: dict[str, Any] = orjson.loads(
-        orjson.dumps(dict(description), option=orjson.OPT_SERIALIZE_NUMPY, default=str)
+        orjson.dumps({**description, "processor": processor_name()}, option=orjson.OPT_SERIALIZE_NUMPY, default=str)
     )
     return facts
+
+
+def processor_name() -> str:
+    """The processor's model, which decides the order in which floats are summed; its architecture where unnamed."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine()
 
 
 def now() -> str:

@@ -7,22 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvaudit.errors import EngineError
+from kvaudit.rows import Row
 from kvaudit.schema import TABLES
 from kvaudit.store.layout import ARM_TABLES, TEMPORARY, Stamp, part_path
 
 _ROW_GROUP_BYTES = 4 * 2**20
 
-Row = Mapping[str, Any]
-
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def named_refusals(path: Path) -> Iterator[None]:
     """Turn a failed write into one line that names the file and the system's reason."""
     try:
         yield
@@ -35,7 +34,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_bytes(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + TEMPORARY)
-    with writing(path), _removed_on_failure(temporary):
+    with named_refusals(path), _removed_on_failure(temporary):
         temporary.write_bytes(content)
         _commit(temporary, path)
     sync_folder(path.parent)
@@ -60,7 +59,7 @@ class TableFile:
         self._schema = TABLES[table]
         self._batches: list[pa.RecordBatch] = []
         self._bytes = 0
-        with writing(path):
+        with named_refusals(path):
             path.parent.mkdir(exist_ok=True)
             self._file = open(self._temporary, "wb")  # noqa: SIM115
         footer_schema = self._schema.with_metadata(stamp.footer(table))
@@ -74,12 +73,12 @@ class TableFile:
         self._batches.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= _ROW_GROUP_BYTES:
-            with writing(self.path):
+            with named_refusals(self.path):
                 self._flush()
 
     def close(self) -> None:
         """Write what is left and sync. The file still has its temporary name."""
-        with writing(self.path):
+        with named_refusals(self.path):
             self._flush()
             self._writer.close()
             self._file.flush()
@@ -87,7 +86,7 @@ class TableFile:
             self._file.close()
 
     def publish(self) -> None:
-        with writing(self.path):
+        with named_refusals(self.path):
             os.replace(self._temporary, self.path)
 
     def discard(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvaudit.errors import TraceError, UsageError
 from kvaudit.traces.source import open_source
-from kvaudit.traces.tables import Row, Table, read_table
+from kvaudit.traces.tables import Table, TextRow, read_table
 from kvaudit.traces.templates import ChannelTemplates, Template
 
 
@@ -143,7 +143,7 @@ def _events(
         yield (None if columns.key is None else _filled(table, number, row, columns.key)), channel, event
 
 
-def _filled(table: Table, number: int, row: Row, column: str) -> str:
+def _filled(table: Table, number: int, row: TextRow, column: str) -> str:
     if not row[column]:
         raise table.error(number, f"the column {column!r} is empty")
     return row[column]

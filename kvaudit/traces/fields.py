@@ -7,9 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 from kvaudit.errors import TraceError
+from kvaudit.records import LARGEST_TOKEN_ID
 from kvaudit.traces.source import TraceSource
-
-_LARGEST_TOKEN_ID = 2**31 - 1
 
 
 class Fields:
@@ -84,6 +83,6 @@ class Fields:
         if self._values.get("token_ids") is None:
             return None
         ids = self.list("token_ids")
-        if not all(type(token) is int and 0 <= token <= _LARGEST_TOKEN_ID for token in ids):
+        if not all(type(token) is int and 0 <= token <= LARGEST_TOKEN_ID for token in ids):
             raise self.error("has 'token_ids' that are not whole numbers from 0 on")
         return tuple(ids)

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvaudit.records import DEFAULT_MAX_TOKENS, Request, Segment, Trace
+from kvaudit.records import (
+    DEFAULT_MAX_TOKENS,
+    INSTRUCTION,
+    MESSAGE,
+    QUERY,
+    TOOL_RESULT,
+    Request,
+    Segment,
+    Trace,
+)
 from kvaudit.traces.assembly import build_trace
 from kvaudit.traces.fields import Fields
-from kvaudit.traces.segments import INSTRUCTION, MESSAGE, QUERY, TOOL_RESULT, SegmentPool
+from kvaudit.traces.segments import SegmentPool
 from kvaudit.traces.source import NotThisFormatError, TraceSource
 
 _SYSTEM_ROLES = ("system", "developer")
@@ -37,14 +46,16 @@ def _requests(source: TraceSource) -> Iterator[Request]:
         names = Fields(source, line, {**values, **outer}, "the request")
         fields = Fields(source, line, values, "the request")
         _refuse_unsupported(fields, values)
+        limit = fields.count("max_completion_tokens") or fields.count("max_tokens")
         yield Request(
             request_id=names.name("id") or names.name("request_id") or names.name("custom_id") or f"line-{line}",
             ordinal=ordinal,
             segments=_segments(source, line, fields, pool),
             session=names.name("session") or names.name("session_id"),
-            max_tokens=fields.count("max_completion_tokens") or fields.count("max_tokens") or DEFAULT_MAX_TOKENS,
+            max_tokens=limit or DEFAULT_MAX_TOKENS,
             stop=fields.stop(),
             chat=True,
+            limited=limit is not None,
             line=line,
         )
 

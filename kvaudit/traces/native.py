@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kvaudit.records import DEFAULT_MAX_TOKENS, Request, Segment, Trace
+from kvaudit.records import DEFAULT_MAX_TOKENS, KINDS, Request, Segment, Trace
 from kvaudit.traces.assembly import build_trace
 from kvaudit.traces.fields import Fields
-from kvaudit.traces.segments import KINDS, SegmentPool
+from kvaudit.traces.segments import SegmentPool
 from kvaudit.traces.source import NotThisFormatError, TraceSource
 
 VERSION = 1
@@ -109,6 +109,7 @@ class _Lines:
             chat=fields.flag("chat"),
             expected=fields.text("expected"),
             timestamp=fields.number("timestamp"),
+            limited=max_tokens is not None,
             line=line,
         )
 

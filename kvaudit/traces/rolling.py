@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from kvaudit.errors import TraceError
-from kvaudit.records import DEFAULT_MAX_TOKENS, SEPARATOR, Request, Segment
+from kvaudit.records import DEFAULT_MAX_TOKENS, DOCUMENT, INSTRUCTION, QUERY, SEPARATOR, Request, Segment
 from kvaudit.traces.events import Event
-from kvaudit.traces.segments import DOCUMENT, INSTRUCTION, QUERY, SegmentPool
+from kvaudit.traces.segments import SegmentPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,7 @@ from operator import attrgetter
 import orjson
 
 from kvaudit.errors import TraceError
-from kvaudit.records import GLUE, SEPARATOR, Request, Segment
-
-INSTRUCTION, DOCUMENT, MESSAGE, TOOL_RESULT, QUERY = "instruction", "document", "message", "tool-result", "query"
-KINDS = (INSTRUCTION, DOCUMENT, MESSAGE, TOOL_RESULT, QUERY, SEPARATOR, GLUE)
+from kvaudit.records import KINDS, Request, Segment
 
 _ID_DIGITS = 16
 _content_id = attrgetter("content_id")
@@ -53,9 +50,8 @@ class SegmentPool:
 
 
 class TraceDigest:
-    """SHA-256 over what is replayed: ids, segments, preludes, limits and stop strings, in their order.
-
-    Sessions, times and expected answers are no part of it: they change no answer.
+    """SHA-256 over what is replayed and what a run keeps of it: ids, segments, preludes, limits, stop strings,
+    sessions, expected answers and times, in their order.
     """
 
     def __init__(self) -> None:
@@ -68,8 +64,9 @@ class TraceDigest:
         for prompt, prompt_ids in zip(prompts, ids, strict=True):
             if not self._seen.issuperset(prompt_ids):
                 self._add_segments(prompt)
-        line = [request.request_id, request.max_tokens, request.stop, request.chat, ids[0], ids[1:]]
-        self._hash.update(b"\n" + orjson.dumps(line))
+        asked = [request.request_id, request.max_tokens, request.stop, request.chat, ids[0], ids[1:]]
+        kept = [request.session, request.expected, request.timestamp]
+        self._hash.update(b"\n" + orjson.dumps([*asked, *kept]))
 
     def _add_segments(self, segments: Sequence[Segment]) -> None:
         for segment in segments:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PARQUET = b"PAR1"
 
-Row = dict[str, str]
+TextRow = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Table:
 
     source: TraceSource
     columns: tuple[str, ...]
-    rows: Iterator[tuple[int, Row]]
+    rows: Iterator[tuple[int, TextRow]]
     unit: Literal["line", "row"] = "line"
 
     def error(self, number: int, what: str, hint: str | None = None) -> TraceError:
@@ -60,7 +60,7 @@ def _csv(source: TraceSource) -> Table:
     _, header = next(records)
     columns = _checked(source, header)
 
-    def rows() -> Iterator[tuple[int, Row]]:
+    def rows() -> Iterator[tuple[int, TextRow]]:
         for number, record in records:
             if len(record) != len(columns):
                 raise source.error(number, f"{len(record)} fields, and the header has {len(columns)}")
@@ -97,7 +97,7 @@ def _checked(source: TraceSource, names: list[str]) -> tuple[str, ...]:
 def _json_lines(source: TraceSource) -> Table:
     columns = tuple(source.first_object())
 
-    def rows() -> Iterator[tuple[int, Row]]:
+    def rows() -> Iterator[tuple[int, TextRow]]:
         for number, values in source.objects():
             yield number, {column: _text(values.get(column)) for column in columns}
 
@@ -120,7 +120,7 @@ def _parquet(source: TraceSource) -> Table:
         raise _damaged(source, error) from error
     columns = _checked(source, file.schema_arrow.names)
 
-    def rows() -> Iterator[tuple[int, Row]]:
+    def rows() -> Iterator[tuple[int, TextRow]]:
         number = 0
         try:
             for batch in file.iter_batches():

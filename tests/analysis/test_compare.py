@@ -83,6 +83,14 @@ def test_same_text_of_other_tokens_is_another_answer():
     assert [(row["equal"], row["edit_distance"]) for row in rows] == [(True, 0), (False, 0)]
 
 
+def test_same_tokens_of_another_text_are_another_answer():
+    """A stop string that begins inside a token: the tokens that stand whole are the same, the texts are not."""
+    built = policy_run({"chronological": "a b", "reversed": "a b"}).with_rows(
+        lambda row: row | ({"answer_text": "cut"} if (row["order"], row["request_id"]) == ("reversed", "r1") else {})
+    )
+    assert [(row["equal"], row["edit_distance"]) for row in table_rows(built, "orders")] == [(True, 0), (False, 3)]
+
+
 def test_texts_are_compared_where_either_side_has_no_token_ids():
     built = policy_run({"chronological": "a b", "reversed": "a c"}).with_rows(
         lambda row: row | ({"answer_ids": None} if row["order"] == "reversed" else {})

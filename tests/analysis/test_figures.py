@@ -82,7 +82,7 @@ def test_answer_variation_is_a_loop_over_requests_and_pairs(answers):
     assert estimate.low <= estimate.value + 1e-9
     assert estimate.value <= estimate.high + 1e-9
     if not known.any():
-        assert estimate.high == pytest.approx(stats.upper_bound_of_none(len(known)))
+        assert estimate.high == pytest.approx(stats.upper_bound_of_none(stats.independent(len(known), 2)))
 
 
 def test_answer_variation_is_the_mean_over_requests():
@@ -203,6 +203,25 @@ def test_luck_of_the_repeat_counts_all_runs_of_a_policy():
     assert figure(built, "chance_of_reproducing", "p").p_value == pytest.approx(10 / 15)
 
 
+def test_luck_of_the_repeat_is_over_whole_runs():
+    full = " ".join(f"w{index}" for index in range(10))
+    orders = dict.fromkeys(ORDERS, full) | {"reversed": " ".join(["x"] * 10)}
+    built = run(full_prefill(full) + arm_lines("p", orders, full, full))
+    assert figure(built, "chance_of_reproducing", "p").p_value == pytest.approx(10 / 15)
+
+
+def test_luck_of_the_repeat_counts_texts_that_equal_tokens_hide():
+    built = run(full_prefill("a b") + arm_lines("p", dict.fromkeys(ORDERS, "a b"), "a b", "a b")).with_rows(
+        lambda row: row | ({"answer_text": "cut"} if (row["policy"], row["order"]) == ("p", "reversed") else {})
+    )
+    assert figure(built, "chance_of_reproducing", "p").p_value == pytest.approx(10 / 15)
+
+
+def test_empty_answers_of_full_prefill_are_counted():
+    found = figure(run(clean("p", "_ b c !")), "empty_answers")
+    assert (found.policy, found.value, found.n) == ("full-prefill", pytest.approx(1 / 3), 3)
+
+
 def rolling(requests: int, window: int):
     return [[f"d{place}" for place in range(first, first + window)] for first in range(requests)]
 
@@ -244,6 +263,8 @@ def test_the_summary_table_has_its_schema_and_every_figure():
     assert audit.summary["metric"].to_pylist() == [f.metric for f in audit.figures]
     row = next(row for row in audit.summary.to_pylist() if row["metric"] == "fidelity_difference")
     assert (row["policy"], row["p_value"]) == ("p - q", 1.0)
+    assert (row["discordant_left"], row["discordant_right"]) == (1, 0)
+    assert audit.summary["discordant_left"][0].as_py() is None
     assert summary_table([]).schema == TABLES["summary"]
 
 

@@ -105,8 +105,23 @@ def test_blocks_widen_the_interval_of_a_stream_with_runs():
 def test_no_variation_is_bounded_exactly_and_never_by_zero():
     (estimate,) = stats.mean_intervals(np.zeros((1, 16)), 3, (0, 1), seed=0)
     assert estimate.low == 0
-    assert estimate.high == pytest.approx(1 - 0.025 ** (1 / 16))
+    assert estimate.high == pytest.approx(1 - 0.025 ** (1 / 5))
+    assert estimate.n == 16
     assert "Clopper-Pearson" in estimate.method
+    assert "in blocks of 3, since their windows overlap" in estimate.method
+    (apart,) = stats.mean_intervals(np.zeros((1, 16)), 1, (0, 1), seed=0)
+    assert apart.high == pytest.approx(1 - 0.025 ** (1 / 16))
+    assert "blocks" not in apart.method
+
+
+def test_wilson_over_blocks_is_that_of_fewer_requests_with_the_same_share():
+    apart, together = stats.wilson(6, 10), stats.wilson(18, 32, block=3)
+    assert (together.value, together.n) == (18 / 32, 32)
+    assert together.low < apart.low
+    assert (stats.wilson(18, 30, block=3).low, stats.wilson(18, 30, block=3).high) == pytest.approx(
+        (apart.low, apart.high)
+    )
+    assert stats.independent(2, 3) == 1
 
 
 def test_the_same_value_everywhere_is_bounded_on_both_sides():
@@ -190,8 +205,8 @@ def test_a_variation_gate_scales_with_the_square_root():
 
 
 def test_a_repeat_agrees_by_luck_as_often_as_two_runs_do():
-    one_in_six = np.array([[0, 0, 0, 0, 0, 1]])
-    assert stats.chance_of_reproducing(one_in_six) == pytest.approx(10 / 15)
-    assert stats.chance_of_reproducing(np.repeat(one_in_six, 8, axis=0)) == pytest.approx((10 / 15) ** 8)
-    assert stats.chance_of_reproducing(np.zeros((4, 6), np.int64)) == 1
-    assert stats.chance_of_reproducing(np.zeros((4, 1), np.int64)) == 1
+    runs = np.array([0, 0, 0, 0, 0, 1])
+    assert stats.chance_of_reproducing(runs[:, None] == runs) == pytest.approx(10 / 15)
+    assert stats.chance_of_reproducing(np.ones((6, 6), bool)) == 1
+    assert stats.chance_of_reproducing(np.eye(6, dtype=bool)) == 0
+    assert stats.chance_of_reproducing(np.ones((1, 1), bool)) == 1

@@ -1,13 +1,16 @@
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
 
+from kvaudit.analysis import stats
 from kvaudit.analysis.audit import analyse
-from kvaudit.analysis.checks import MAX_NOISE, REASONS, STANDING, Reason
+from kvaudit.analysis.checks import STANDING, Reason, ReasonCode
 from kvaudit.analysis.compare import build_grid, compare
+from kvaudit.analysis.limits import MAX_NOISE
 from kvaudit.analysis.verdict import EXIT_CODES, Finding, GateResult, Gates, Verdict, decide, find
 from kvaudit.errors import UsageError
 from kvaudit.schema import TABLES
@@ -56,6 +59,7 @@ def test_an_answer_that_differs_between_orders_is_history():
     assert (found.seen, found.flipped, found.examples) == ("history-sensitive", 1, ("r1",))
     assert (found.own_losses, found.reset_compared) == (0, 4)
     assert found.chance_of_reproducing == pytest.approx(1 / 3)
+    assert (found.repeat_losses, found.repeat_compared) == (0, 4)
 
 
 def test_a_policy_that_is_wrong_alike_in_every_order_has_no_history():
@@ -79,7 +83,17 @@ def alone(built: BuiltRun, code: str) -> Reason:
 
 def test_a_repeat_that_does_not_reproduce():
     reason = alone(run(damaged(repeat="a b c x")), "repeat-differs")
-    assert (reason.count, reason.total) == (1, 4)
+    assert (reason.count, reason.total, reason.limit) == (1, 4, 0)
+
+
+def test_a_full_prefill_whose_answers_are_all_empty_shows_nothing():
+    empty = run(clean("p", "_ _ _ _"))
+    reason = alone(empty, "answers-empty")
+    assert (reason.count, reason.total) == (4, 4)
+    assert verdict(empty, max_variation=0.9).outcome == "inconclusive"
+    assert alone(empty.with_rows(lambda row: row | {"answer_text": None}), "answers-empty")
+    assert alone(empty.with_rows(lambda row: row | {"answer_ids": None}), "answers-empty")
+    assert finding(run(clean("p", "_ _ _ d"))).seen == "none-seen"
 
 
 def test_a_full_prefill_that_disagrees_with_itself():
@@ -88,10 +102,41 @@ def test_a_full_prefill_that_disagrees_with_itself():
     assert (reason.count, reason.total, reason.limit) == (1, 4, 0)
 
 
-@pytest.mark.parametrize(("limit", "seen"), [(0.25, "history-sensitive"), (0.24, "inconclusive")])
-def test_the_noise_limit_is_a_share(limit, seen):
-    built = run(full_prefill(WORDS, "a b c x") + damaged().split("\n", 2)[2], settings={"max_noise": limit})
-    assert finding(built).seen == seen
+def noisy(noise: int, repeat: int, flipped: int, limit: float, n: int = 100) -> BuiltRun:
+    """Of n requests, how many a second full prefill, the repeat control and the other order answer differently."""
+    words, changed = [f"w{index}" for index in range(n)], [f"x{index}" for index in range(n)]
+
+    def some(count: int) -> str:
+        return " ".join(changed[:count] + words[count:])
+
+    lines = arm_lines("p", {"chronological": some(0), "reversed": some(flipped)}, some(0), some(repeat))
+    return run(full_prefill(some(0), some(noise)) + lines, settings={"max_noise": limit})
+
+
+@pytest.mark.parametrize(("noise", "repeat", "code"), [(2, 0, "noise-floor"), (0, 2, "repeat-differs")])
+def test_the_noise_limit_is_a_share_for_full_prefill_and_the_repeat_alike(noise, repeat, code):
+    assert finding(noisy(noise, repeat, 0, limit=0.02)).seen == "none-seen"
+    assert finding(noisy(noise, repeat, 50, limit=0.02)).seen == "history-sensitive"
+    assert alone(noisy(noise, repeat, 50, limit=0.019), code).limit == 0.019
+
+
+@pytest.mark.parametrize(("noise", "repeat"), [(2, 0), (0, 2), (1, 2)])
+def test_history_is_claimed_only_beyond_what_tolerated_noise_explains(noise, repeat):
+    # The Wilson upper bound of 2 in 100 is 7.0 %.
+    reason = alone(noisy(noise, repeat, 7, limit=0.02), "within-noise")
+    assert (reason.count, reason.total, reason.limit) == (7, 100, pytest.approx(0.0700, abs=1e-4))
+    assert finding(noisy(noise, repeat, 8, limit=0.02)).seen == "history-sensitive"
+    assert finding(noisy(0, 0, 1, limit=0.02)).seen == "history-sensitive"
+
+
+def test_every_further_order_may_be_noise_once():
+    words = [f"w{index}" for index in range(100)]
+    some = " ".join(["x"] * 20 + words[20:])
+    orders = {"chronological": " ".join(words), "reversed": some} | dict.fromkeys(("o1", "o2", "o3"), " ".join(words))
+    repeat = " ".join(["y", "y", *words[2:]])
+    lines = arm_lines("p", orders, " ".join(words), repeat)
+    reason = alone(run(full_prefill(" ".join(words)) + lines, settings={"max_noise": 0.02}), "within-noise")
+    assert reason.limit == pytest.approx(4 * 0.0700, abs=4e-4)
 
 
 def test_an_unfinished_arm():
@@ -288,6 +333,35 @@ def test_without_power_a_gate_says_how_many_requests_it_needs():
     assert verdict(healthy(n=result.needed - 1), max_variation=0.05).outcome == "inconclusive"
 
 
+def rolling(n: int, window: int = 3, wrong: int = 0) -> BuiltRun:
+    words = [f"w{index}" for index in range(n)]
+    answers = " ".join(["x"] * wrong + words[wrong:])
+    lines = arm_lines("p", {"chronological": answers, "reversed": answers}, answers, answers)
+    documents = [[f"d{place}" for place in range(first, first + window)] for first in range(n)]
+    return run(full_prefill(" ".join(words)) + lines, documents=documents)
+
+
+def test_requests_whose_windows_overlap_count_in_blocks_in_every_bound():
+    (found,) = analyse(rolling(80)).findings
+    assert (found.overlap, found.block) == (3, 3)
+    assert found.smallest_visible == pytest.approx(1 - 0.05 ** (1 / 26))
+    result = only(verdict(rolling(80), max_variation=0.05))
+    assert (result.why, result.bound, result.block) == ("no-power", pytest.approx(1 - 0.025 ** (1 / 26)), 3)
+    assert result.needed == 3 * 72
+    assert verdict(rolling(result.needed), max_variation=0.05).outcome == "pass"
+    assert verdict(rolling(result.needed - 1), max_variation=0.05).outcome == "inconclusive"
+
+
+def test_a_fidelity_gate_counts_blocks():
+    result = only(verdict(rolling(90, wrong=9), min_fidelity=0.8))
+    assert (result.why, result.n) == ("no-power", 90)
+    assert result.bound == pytest.approx(stats.wilson(27, 30).low)
+    assert result.needed == 3 * stats.requests_for_fidelity(0.9, 0.8)
+    apart = run(clean("p", " ".join(f"w{index}" for index in range(90))))
+    assert only(verdict(apart, min_fidelity=0.95)).outcome == "pass"
+    assert only(verdict(rolling(90), min_fidelity=0.95)).outcome == "inconclusive"
+
+
 def test_a_variation_above_its_limit_fails():
     result = only(verdict(run(damaged()), max_variation=0.2))
     assert (result.outcome, result.value) == ("fail", 0.25)
@@ -315,7 +389,7 @@ def test_a_fail_wins_over_another_policy_s_doubt():
     assert verdict(built, max_variation=0.9).outcome == "inconclusive"
 
 
-@pytest.mark.parametrize("code", sorted(REASONS))
+@pytest.mark.parametrize("code", get_args(ReasonCode))
 def test_a_doubt_never_passes_and_only_standing_doubts_can_fail(code):
     audit = analyse(healthy(n=60))
     (good,) = audit.findings
@@ -369,11 +443,16 @@ def test_audits_without_history_are_never_called_history_sensitive():
 
 
 @pytest.mark.slow
-def test_rare_noise_that_slips_through_is_given_away_by_the_luck_it_needs():
-    found = [finding(history_free(seed, 0.01)) for seed in range(200)]
-    slipped = [f.chance_of_reproducing for f in found if f.seen == "history-sensitive"]
-    assert slipped
-    assert np.mean([chance < 0.05 for chance in slipped]) <= 0.05
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+def test_tolerated_noise_is_never_called_history(noise):
+    """But for the runs in which no two runs of the same order happened to differ, it is told as noise."""
+    found = []
+    for seed in range(100):
+        built = history_free(seed, noise)
+        found.append(finding(replace(built, manifest={"settings": {"max_noise": 1.0}})))
+    slipped = [f for f in found if f.seen == "history-sensitive"]
+    assert all(not f.repeat_losses for f in slipped)
+    assert all(f.chance_of_reproducing >= 0.05 for f in slipped)
 
 
 def test_a_run_without_requests_is_inconclusive():

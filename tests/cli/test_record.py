@@ -191,11 +191,23 @@ def test_chats_are_imported(tmp_path: Path, trace: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         f"read {chats}: 2 requests, 2 chats among them, prompts of up to 1 segment",
+        "2 requests set no max_tokens: 16 are replayed (--max-tokens sets another limit)",
         f"wrote {trace}: 2 requests, 1 distinct segment, 2 sessions",
         f"next: kvaudit replay {trace} --orders 5",
     ]
     assert read_trace(trace).digest == read_trace(chats).digest
     assert read_trace(trace).header["source"] == ["chats.jsonl"]
+
+
+def test_requests_without_a_limit_get_the_one_that_is_given(tmp_path: Path, trace: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_bytes(orjson.dumps(CHATS[0]) + b"\n" + orjson.dumps({**CHATS[1], "max_tokens": 5}))
+
+    result = record("import", chats, "--max-tokens", 64, "-o", trace)
+
+    assert "1 request sets no max_tokens: 64 are replayed" in result.stderr
+    assert [(request.max_tokens, request.limited) for request in read_trace(trace).requests] == [(64, True), (5, True)]
+    assert "max_tokens" not in record("import", trace, "-o", trace.with_name("again")).stderr
 
 
 def test_an_imported_trace_keeps_its_header(prices: Path, trace: Path, tmp_path: Path) -> None:

@@ -97,10 +97,34 @@ def test_the_same_command_finds_its_folder_and_computes_nothing_again(kvaudit, t
     assert folder.name.startswith("rolling-")
     assert f"kvaudit report runs/{folder.name}" in first[1]
     before = {file: file.stat().st_mtime_ns for file in folder.glob("observations/*")}
-    assert kvaudit("replay", trace, *SCRIPTED) == first
+    code, out, err = kvaudit("replay", trace, *SCRIPTED)
+    assert (code, out) == first[:2]
+    finished = open_run(folder).manifest["finished"]
+    assert err == f"nothing was replayed: all {ARMS} arms were finished on {finished}; --force replays them\n"
     assert {file: file.stat().st_mtime_ns for file in folder.glob("observations/*")} == before
+    assert kvaudit("replay", trace, *SCRIPTED, "--force")[2] == ""
     kvaudit("replay", trace, *SCRIPTED, "--seed", "1")
     assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_a_policy_that_was_edited_is_another_audit(kvaudit, trace, tmp_path, monkeypatch):
+    kvaudit("replay", trace, *SCRIPTED)
+    kvaudit("replay", trace, *SCRIPTED, "-o", "run")
+    monkeypatch.setattr("kvaudit.plan.source_digest", lambda policy: "edited")
+    assert kvaudit("replay", trace, *SCRIPTED)[2] == ""
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    code, out, err = kvaudit("replay", trace, *SCRIPTED, "-o", "run")
+    assert (code, out) == (2, "")
+    assert f"run holds another audit, of {trace} (changed: policy sources)" in err
+
+
+def test_requests_without_a_limit_are_told(kvaudit, tmp_path):
+    lines = [f'{{"messages": [{{"role": "user", "content": "{number}"}}]}}' for number in range(3)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    err = kvaudit("replay", "chats.jsonl", *SCRIPTED)[2]
+    assert err == (
+        "3 requests set no max_tokens: 16 are replayed (`kvaudit record import --max-tokens` sets another limit)\n"
+    )
 
 
 def test_options_reach_the_manifest(kvaudit, trace, tmp_path):
@@ -202,13 +226,49 @@ def test_bad_input_is_one_line_and_nothing_is_written(kvaudit, trace, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["replay"], ["replay", "a", "--orders", "many"], ["replay", "a", "--mask", "odd"], ["rewind"], ["--x"]],
+    ("arguments", "words", "help_of"),
+    [
+        (["replay"], "TRACE", "kvaudit replay"),
+        (["replay", "a", "--orders", "many"], "--orders", "kvaudit replay"),
+        (["replay", "a", "--recompute-ratio", "abc"], "--recompute-ratio", "kvaudit replay"),
+        (["replay", "a", "--mask", "odd"], "exact", "kvaudit replay"),
+        (["replay", "a", "--mood", "odd"], "--mood", "kvaudit replay"),
+        (["record", "import", "a"], "--output", "kvaudit record import"),
+        (["rewind"], "rewind", "kvaudit"),
+        (["--x"], "--x", "kvaudit"),
+    ],
 )
-def test_wrong_usage_leaves_with_2(kvaudit, arguments):
+def test_wrong_usage_is_one_line_and_a_hint(kvaudit, arguments, words, help_of):
     code, out, err = kvaudit(*arguments)
+    first, hint = err.splitlines()
     assert (code, out) == (2, "")
-    assert "Error: " in err
+    assert first.startswith("kvaudit: error: ")
+    assert words in first
+    assert hint == f"kvaudit: hint: see {help_of} --help"
+
+
+@pytest.mark.parametrize("arguments", [[], ["record"]])
+def test_no_command_is_answered_with_help(kvaudit, arguments):
+    code, out, err = kvaudit(*arguments)
+    assert code == 2
+    assert "Commands:" in out + err
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_unexpected_error_is_no_failed_gate_and_its_traceback_is_there_for_the_asking(
+    kvaudit, trace, monkeypatch, asked
+):
+    def broken(*arguments):
+        raise ZeroDivisionError("in a\nplug-in")
+
+    monkeypatch.setattr("kvaudit.traces.read_trace", broken)
+    monkeypatch.setenv("KVAUDIT_TRACEBACK", "1" if asked else "")
+    code, out, err = kvaudit("replay", trace, *SCRIPTED)
+    *before, first, hint = err.splitlines()
+    assert (code, out) == (3, "")
+    assert first == "kvaudit: error: ZeroDivisionError: in a plug-in"
+    assert hint.startswith("kvaudit: hint: this is a bug in kvaudit or in a plug-in; KVAUDIT_TRACEBACK=1")
+    assert ("Traceback (most recent call last):" in before) == bool(before) == asked
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -10,7 +10,7 @@ from policy_contexts import context_of, contexts
 
 from kvaudit.errors import PolicyError
 from kvaudit.plugins import BUILT_IN, load
-from kvaudit.policies import Policy, SelectionContext, checked_selection, ratio_budget
+from kvaudit.policies import Policy, SelectionContext, checked_budget, checked_selection, ratio_budget
 
 NAMES = list(BUILT_IN["policies"])
 UNBOUND = [name for name in NAMES if name not in ("none", "all")]
@@ -139,6 +139,26 @@ def test_a_broken_selection_is_an_error_that_names_the_policy(chosen: object, co
         checked_selection(Returning(chosen), context_of("d2 s1- d2", [1, 2, 3, 4], 2))
     assert raised.value.message == f"policy 'broken' {complaint} for request 'request-1'"
     assert raised.value.exit_code == 3
+
+
+class Budgeting(Returning):
+    """A policy whose budget is what it was given."""
+
+    def budget(self, reusable: int, ratio: float) -> object:
+        return self.chosen
+
+
+@pytest.mark.parametrize("k", [-1, 5, 2.0, None, "2", True, np.float32(1), np.int64(5)])
+def test_a_broken_budget_is_an_error_that_names_the_policy(k: object) -> None:
+    with pytest.raises(PolicyError) as raised:
+        checked_budget(Budgeting(k), 4, 0.5)
+    assert raised.value.message == f"policy 'broken' returned budget {k!r} for 4 reusable tokens"
+
+
+@pytest.mark.parametrize("k", [0, 4, np.int64(3)])
+def test_a_budget_from_0_to_n_is_a_plain_number(k: object) -> None:
+    checked = checked_budget(Budgeting(k), 4, 0.5)
+    assert (checked, type(checked)) == (k, int)
 
 
 def test_a_selection_is_returned_ascending_as_int64() -> None:

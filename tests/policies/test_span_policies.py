@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_contexts import context_of, contexts
 
-from kvaudit.errors import UsageError
 from kvaudit.policies import Policy, SelectionContext, checked_selection
 from kvaudit.policies.spans import DocumentAligned, FixedChunk, RandomDocument, SingleWindow, best_window
 from kvaudit.records import GAP_KINDS
@@ -62,16 +61,6 @@ class TestFixedChunk:
     def test_without_documents_the_median_of_the_other_chunks(self) -> None:
         context = context_of("g1 m4 g1 m4 g1 m4", [0, 0, 5, 5, 5, 5, 0, 0, 9, 0, 0, 0, 0, 0, 0], 4)
         assert chosen(FixedChunk(), context) == [2, 3, 4, 5]
-
-    def test_a_length_may_be_given(self) -> None:
-        context = context_of("d6", [0, 5, 0, 3, 3, 0], 2)
-        assert chosen(FixedChunk(length=2), context) == [3, 4], "spans [0][1 2][3 4][5]"
-        assert chosen(FixedChunk(length=1), context) == [1, 3]
-        assert chosen(FixedChunk(length=100), context) == [3, 4]
-
-    def test_a_length_below_one_is_refused(self) -> None:
-        with pytest.raises(UsageError, match=r"'fixed-chunk': length is 0 \(give a number of tokens, 1 or more\)"):
-            FixedChunk(length=0)
 
 
 class TestDocumentAligned:
@@ -188,7 +177,19 @@ def slow_document_aligned(context: SelectionContext) -> list[int]:
     return slow_fill(context, slow_by_mean(context, documents) + slow_by_mean(context, rest))
 
 
-def slow_fixed_chunk(context: SelectionContext, length: int = 3) -> list[int]:
+def slow_length(context: SelectionContext) -> int:
+    """The lower median: of the documents, else of the other chunks, else of all segments."""
+    groups: list[list[int]] = [[], [], []]
+    for segment in context.segments:
+        rank = 0 if segment.kind == "document" else 2 if segment.kind in ("separator", "glue") else 1
+        for group in groups[rank:]:
+            group.append(segment.end - segment.start)
+    lengths = sorted(next(group for group in groups if group))
+    return lengths[(len(lengths) - 1) // 2]
+
+
+def slow_fixed_chunk(context: SelectionContext) -> list[int]:
+    length = slow_length(context)
     spans: list[Indices] = [[]]
     for i in range(len(context.positions)):
         if i >= length // 2 and (i - length // 2) % length == 0:
@@ -201,7 +202,7 @@ def slow_fixed_chunk(context: SelectionContext, length: int = 3) -> list[int]:
     ("policy", "slow"),
     [
         (SingleWindow(), slow_single_window),
-        (FixedChunk(length=3), slow_fixed_chunk),
+        (FixedChunk(), slow_fixed_chunk),
         (DocumentAligned(), slow_document_aligned),
     ],
     ids=lambda given: getattr(given, "name", ""),

@@ -22,16 +22,27 @@ def test_keys_are_stable():
         "trace",
         "engine",
         "settings",
-        "versions",
+        "libraries",
         "requests",
         "arms",
         "figures",
         "examples",
     ]
     assert set(found["verdict"]) == {"outcome", "exit_code", "gates"}
-    assert {"gate", "policy", "limit", "outcome", "why", "value", "bound", "order", "n", "needed", "sentence"} == set(
-        found["verdict"]["gates"][0]
-    )
+    assert {
+        "gate",
+        "policy",
+        "limit",
+        "outcome",
+        "why",
+        "value",
+        "bound",
+        "order",
+        "n",
+        "needed",
+        "block",
+        "sentence",
+    } == set(found["verdict"]["gates"][0])
     assert {"policy", "seen", "reasons", "flipped", "smallest_visible", "sentence", "details"} <= set(
         found["findings"][0]
     )
@@ -53,7 +64,7 @@ def test_reasons_are_codes_with_sentences():
     found = data(run(clean("p").replace("p chronological repeat : a b c d", "p chronological repeat : a b c x")))
     (reason,) = found["findings"][0]["reasons"]
     assert (reason["code"], reason["count"], reason["total"]) == ("repeat-differs", 1, 4)
-    assert reason["sentence"] == "The repeat control answered 1 of 4 requests differently."
+    assert reason["sentence"] == "The repeat control answered 1 of 4 requests differently; the limit is 0.0 %."
 
 
 @pytest.mark.parametrize("built", [run(full_prefill("a b")), run(clean("p", "! !")), rich_run()])

@@ -73,6 +73,32 @@ def test_settings_tell_every_switch_and_the_trace(text):
     assert "arms: 16 of 16 finished" in text
 
 
+def test_what_two_lines_would_say_is_said_once_and_digests_are_cut():
+    built = run(clean("p"), settings={"model": "tiny", "dtype": "float32"})
+    digest = "ab" * 32
+    engine = {"model": "tiny", "dtype": "float32", "tokenizer_sha256": digest, "tokenizer_digest": digest, "torch": "2"}
+    built = replace(built, manifest={**built.manifest, "engine": engine, "libraries": {"torch": "2", "numpy": "1"}})
+    shown = rendered(render, audited(built))
+    assert f"engine: tokenizer sha256 {digest[:12]}...\n" in shown
+    assert "libraries: torch 2, numpy 1\n" in shown
+    assert digest not in shown
+
+
+def test_intervals_and_shares_say_how_they_were_made(text):
+    words = " ".join(text.split())
+    assert "Intervals: Wilson." in words
+    assert re.search(r"50\.0 % \(50\.0-50\.0\)", text)
+    assert "share of the token deviation" in words
+    assert "own: own error of the policy and the engine's switches" in words
+    assert "serves: requests times orders" in words
+
+
+def test_some_empty_answers_are_told():
+    shown = rendered(render, audited(run(clean("p", "_ b c d"))))
+    assert "Full prefill itself gave an empty answer to 1 of 4 requests." in shown
+    assert "empty answer" not in rendered(render, audited(run(clean("p"))))
+
+
 def test_worst_requests_show_both_answers_side_by_side_and_their_origin(text):
     worst = text[text.index("Worst requests") :]
     assert re.search(r"^  131\.2\d+,7\d+ +13\d+\.99,7\d+$", worst, re.MULTILINE)

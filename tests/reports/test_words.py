@@ -1,13 +1,15 @@
+from typing import get_args
+
 import pytest
 from audit_runs import arm_lines, clean, full_prefill, run
 from report_audits import audited
 
-from kvaudit.analysis.checks import REASONS, Reason
+from kvaudit.analysis.checks import Reason, ReasonCode
 from kvaudit.analysis.figures import Figure
 from kvaudit.reports import words
 
 
-@pytest.mark.parametrize("code", sorted(REASONS))
+@pytest.mark.parametrize("code", get_args(ReasonCode))
 def test_every_reason_has_a_sentence_with_its_numbers_and_names(code):
     sentence = words.reason_sentence(
         Reason(code, 3, 40, 0.05, ("reset", "repeat")[: 1 + (code != "nothing-compared")])
@@ -93,12 +95,36 @@ def test_a_loss_is_told_as_history_or_as_the_policy_s_own():
     assert unchanged.endswith("all 4 answers equal full prefill's.")
 
 
-@pytest.mark.parametrize(
-    ("changed", "consequence"),
-    [("a b c d x", "too few requests changed"), ("z x y v w", "run-to-run variation is not the cause")],
-)
-def test_the_repeat_counts_for_as_much_as_it_shows(changed, consequence):
+def reproduced(orders: dict[str, str], repeat: str = "a b c d e", **settings) -> str:
     full = "a b c d e"
-    text = full_prefill(full) + arm_lines("p", {"chronological": full, "reversed": changed}, full, full)
-    details = words.finding_details(audited(run(text)).findings[0])
-    assert consequence in details[0]
+    text = full_prefill(full) + arm_lines("p", {"chronological": full} | orders, full, repeat)
+    return words.finding_details(audited(run(text, settings=settings)).findings[0])[0]
+
+
+def test_the_repeat_counts_for_as_much_as_it_shows():
+    assert reproduced({"reversed": "a b c d x"}) == (
+        "The repeat control reproduced every answer, but only 1 request changed: any two runs agree with probability "
+        "0.33, so run-to-run variation is not ruled out."
+    )
+    assert reproduced({"reversed": "x y z d e"}) == "The repeat control reproduced every answer."
+    seven = {f"o{index}": " ".join(f"{word}{index}" for word in "abcde") for index in range(6)}
+    assert reproduced({**seven, "o6": "v w x y z"}).endswith(
+        "with probability 0.03: run-to-run variation is not the cause."
+    )
+
+
+def test_a_repeat_that_differs_within_the_limit_is_not_said_to_reproduce():
+    full = " ".join(f"w{index}" for index in range(60))
+    repeat, other = "y" + full[2:], " ".join(["x"] * 60)
+    text = full_prefill(full) + arm_lines("p", {"chronological": full, "reversed": other}, full, repeat)
+    (finding,) = audited(run(text, settings={"max_noise": 0.1})).findings
+    assert finding.seen == "history-sensitive"
+    assert words.finding_details(finding)[0].startswith("The repeat control answered 1 of 60 requests differently")
+
+
+def test_requests_that_are_counted_in_blocks_are_said_to_be():
+    documents = [[f"d{first}", f"d{first + 1}"] for first in range(40)]
+    audit = audited(run(clean("p", " ".join("a" * 40)), documents=documents), max_variation=0.05)
+    counted = "(requests counted in blocks of 2, since their windows overlap)"
+    assert counted in words.headline(audit)[0]
+    assert counted in words.gate_sentence(audit.verdict.gates[0])

@@ -205,7 +205,7 @@ def test_contents_that_share_an_id_are_never_taken_for_one_another(file: Path, m
     assert "shares its id with another content" in refusal(file, *map(defined, documents), asked("r1", documents[0]))
 
 
-def test_the_digest_is_of_the_content_alone(file: Path, tmp_path: Path) -> None:
+def test_the_digest_is_of_the_content_alone(file: Path) -> None:
     digest = read(file, *SOUND).digest
     inline = [
         {"kind": "instruction", "text": INSTRUCTION.text},
@@ -217,8 +217,6 @@ def test_the_digest_is_of_the_content_alone(file: Path, tmp_path: Path) -> None:
     file.write_text(spaced, "utf-8")
 
     assert read_trace(file).digest == digest
-    annotated = {"request": "r1", "segments": inline, "session": "x", "expected": "y", "timestamp": 5}
-    assert read(tmp_path / "other", annotated).digest == digest
 
 
 @pytest.mark.parametrize(
@@ -230,10 +228,23 @@ def test_the_digest_is_of_the_content_alone(file: Path, tmp_path: Path) -> None:
         asked("r1", INSTRUCTION, DOCUMENT, QUERY, max_tokens=15),
         asked("r1", INSTRUCTION, DOCUMENT, QUERY, stop=["\n"]),
         asked("r1", INSTRUCTION, DOCUMENT, QUERY, prelude=[[DOCUMENT.content_id]]),
+        asked("r1", INSTRUCTION, DOCUMENT, QUERY, expected="y"),
+        asked("r1", INSTRUCTION, DOCUMENT, QUERY, session="x"),
+        asked("r1", INSTRUCTION, DOCUMENT, QUERY, timestamp=5),
     ],
-    ids=["id", "order of segments", "fewer segments", "max_tokens", "stop", "prelude"],
+    ids=[
+        "id",
+        "order of segments",
+        "fewer segments",
+        "max_tokens",
+        "stop",
+        "prelude",
+        "expected",
+        "session",
+        "timestamp",
+    ],
 )
-def test_the_digest_sees_what_is_replayed(file: Path, request_line: dict[str, Any]) -> None:
+def test_the_digest_sees_what_is_replayed_and_what_a_run_keeps(file: Path, request_line: dict[str, Any]) -> None:
     assert read(file, *SOUND).digest != read(file, *SOUND[:4], request_line).digest
 
 

@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvaudit.errors import TraceError
-from kvaudit.records import Request, Segment
+from kvaudit.records import KINDS, Request, Segment
 from kvaudit.traces import read_trace
-from kvaudit.traces.segments import KINDS, SegmentPool, make_segment
+from kvaudit.traces.segments import SegmentPool, make_segment
 from kvaudit.traces.writer import write_trace
 
 DOCUMENT = make_segment("document", "a document\n")

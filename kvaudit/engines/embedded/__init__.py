@@ -32,6 +32,8 @@ def open_engine(settings: EngineSettings) -> Engine:
 
     if settings.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {settings.dtype!r}", f"known: {', '.join(DTYPES)}")
+    if settings.options:
+        raise UsageError(f"engine 'embedded' has no option {next(iter(settings.options))!r}", "leave --option out")
     device = _device(settings.device)
     files = resolve_model(settings.model)
     with parsed_once():

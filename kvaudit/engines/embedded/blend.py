@@ -20,7 +20,7 @@ from kvaudit.engines.embedded.cache import NO_CONTEXT, ChunkCache, ChunkKey, Ent
 from kvaudit.engines.embedded.forward import Projected, Rotation, Transformer
 from kvaudit.engines.embedded.lookup import Found, look_up
 from kvaudit.errors import EngineError
-from kvaudit.policies import Floats, Policy, Positions, SegmentView, SelectionContext, checked_selection
+from kvaudit.policies import Floats, Policy, Positions, SegmentView, SelectionContext, checked_budget, checked_selection
 from kvaudit.records import GAP_KINDS, Part, Prompt, PromptSegment
 
 NO_POSITIONS = np.empty(0, dtype=np.int64)
@@ -239,7 +239,7 @@ class Blender:
         context = SelectionContext(
             request_id=request_id,
             layer=self.switches.check_layer,
-            k=policy.budget(len(reusable), self.ratio),
+            k=checked_budget(policy, len(reusable), self.ratio),
             positions=reusable,
             deviation=deviation,
             token_ids=np.asarray(prompt.token_ids, dtype=np.int64),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvaudit.engines import Tokenizer
+from kvaudit.errors import EngineError
 from kvaudit.records import Reference, Sampling
 
 TOP_LOGPROBS = 1024
@@ -87,8 +88,10 @@ def greedy(first: Tensor, ending: Ending, step: Callable[[int, int], Tensor]) ->
 
 
 def margins_of(logits: Tensor) -> np.ndarray:
-    """Difference of the two best logits per row, float64 [T]."""
+    """Difference of the two best logits per row, float64 [T]. Raises EngineError where logits are not finite."""
     best = logits.topk(2, -1).values.double()
+    if not torch.isfinite(best).all():
+        raise EngineError("the logits are not finite", "try --dtype float32 or bfloat16")
     return (best[:, 0] - best[:, 1]).cpu().numpy()
 
 
@@ -126,4 +129,4 @@ def coarse_kl(expected: np.ndarray, observed: np.ndarray) -> float:
     rest_p = np.clip(1 - p.sum(1), 1e-12, None)
     rest_q = np.clip(1 - q.sum(1), 1e-12, None)
     per_row = (p * (expected - observed)).sum(1) + rest_p * (np.log(rest_p) - np.log(rest_q))
-    return max(0.0, float(per_row.mean()))
+    return float(np.maximum(0.0, per_row.mean()))

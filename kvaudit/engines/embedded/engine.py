@@ -56,8 +56,6 @@ class EmbeddedEngine:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             policies=True,
-            provenance=True,
-            reference_logprobs=True,
             max_prompt_tokens=self.transformer.weights.max_positions,
             vocabulary_size=self.transformer.weights.vocabulary,
         )

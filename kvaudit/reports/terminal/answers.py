@@ -9,8 +9,8 @@ from rich.console import RenderableType
 
 from kvaudit.analysis.figures import Figure, select
 from kvaudit.records import FULL_PREFILL
-from kvaudit.reports.terminal.layout import grouped_table, heading, sentences, table
-from kvaudit.reports.words import counted, interval, number, p_value, percent, small
+from kvaudit.reports.terminal.layout import condition, figure_at, grouped_table, heading, place_of, sentences, table
+from kvaudit.reports.words import OWN_ERROR, counted, interval, number, p_value, percent, small
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -26,17 +26,17 @@ def parts(audit: Audit) -> Iterator[RenderableType]:
 
 
 def _fidelity(audit: Audit) -> Iterator[RenderableType]:
-    rows = []
+    rows, methods = [], set()
     for figure in select(audit.figures, "fidelity"):
         if figure.control == "repeat":
             continue
-        kl = _same_place(audit, "kl_mean", figure)
-        accuracy = _same_place(audit, "accuracy", figure)
-        edits = _same_place(audit, "edit_distance", figure)
+        kl = figure_at(audit, "kl_mean", place_of(figure))
+        accuracy = figure_at(audit, "accuracy", place_of(figure))
+        edits = figure_at(audit, "edit_distance", place_of(figure))
         rows.append(
             [
                 figure.policy or "",
-                _condition(figure),
+                condition(place_of(figure)),
                 percent(figure.value),
                 interval(figure),
                 small(kl.value if kl else None),
@@ -44,6 +44,7 @@ def _fidelity(audit: Audit) -> Iterator[RenderableType]:
                 number(edits.value if edits else None, 1),
             ]
         )
+        methods |= {figure.test} if figure.test else set()
     if not rows:
         return
     yield from heading("Fidelity: answers equal to full prefill's, token for token")
@@ -52,7 +53,9 @@ def _fidelity(audit: Audit) -> Iterator[RenderableType]:
         [
             "KL: mean divergence from full prefill in nats a token. right: answers equal to the trace's expected one. "
             "edits: mean edit distance of the answers that differ.",
+            *([f"Intervals: {'; '.join(sorted(methods))}."] if methods else []),
             *_full_prefill_accuracy(audit),
+            *_full_prefill_empty(audit),
         ]
     )
 
@@ -63,6 +66,15 @@ def _full_prefill_accuracy(audit: Audit) -> list[str]:
         f"Full prefill itself is right on {percent(figure.value)} of {counted(figure.n, 'request')} "
         f"({interval(figure)} %)."
         for figure in found
+    ]
+
+
+def _full_prefill_empty(audit: Audit) -> list[str]:
+    return [
+        f"Full prefill itself gave an empty answer to {round(figure.value * figure.n):,} of "
+        f"{counted(figure.n, 'request')}."
+        for figure in select(audit.figures, "empty_answers")
+        if figure.value and figure.n
     ]
 
 
@@ -97,7 +109,7 @@ def _policy_differences(audit: Audit) -> Iterator[RenderableType]:
     if not figures:
         return
     yield from heading("Policy against policy: fidelity on the same requests, in points")
-    rows = [[figure.policy or "", _condition(figure), *_contrast(figure)] for figure in figures]
+    rows = [[figure.policy or "", condition(place_of(figure)), *_contrast(figure)] for figure in figures]
     yield grouped_table(("1st - 2nd policy, order", "points", "95 % interval", "1st:2nd", "p", "p (Holm)"), rows)
     yield from sentences(
         [
@@ -137,12 +149,12 @@ def _history_and_own_error(audit: Audit) -> Iterator[RenderableType]:
         rows.append([figure.policy or "", figure.order or "", own_error, *_contrast(figure)])
     if not rows:
         return
-    yield from heading("Where the loss comes from: history or the policy's own error, in points")
+    yield from heading("Where the loss comes from: history or own error, in points")
     yield grouped_table(("policy, order", "own", "history", "95 % interval", "1st:2nd", "p", "p (Holm)"), rows)
     yield from sentences(
         [
-            "own: what is lost with the cache emptied before each request (reset control). history: what the "
-            f"order loses beyond it, 1st = reset, 2nd = order. Exact McNemar; Holm over these {len(rows)}."
+            f"own: {OWN_ERROR}, what is lost with the cache emptied before each request (reset control). history: what "
+            f"the order loses beyond it, 1st = reset, 2nd = order. Exact McNemar; Holm over these {len(rows)}."
         ]
     )
 
@@ -169,7 +181,9 @@ def _contrast(figure: Figure) -> list[str]:
 
 
 def _cochran_sentence(figure: Figure) -> str:
-    place = f"{figure.policy or 'all policies'}" + (f", {_condition(figure)}" if figure.order else ", all orders")
+    place = f"{figure.policy or 'all policies'}" + (
+        f", {condition(place_of(figure))}" if figure.order else ", all orders"
+    )
     if figure.p_value is None:
         return f"{place}: every request is answered alike, so there is nothing for Cochran's Q to test."
     return (
@@ -177,13 +191,5 @@ def _cochran_sentence(figure: Figure) -> str:
     )
 
 
-def _condition(figure: Figure) -> str:
-    return (figure.order or "") if figure.control == "none" else f"({figure.control})"
-
-
 def _points(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:+.1f}"
-
-
-def _same_place(audit: Audit, metric: str, figure: Figure) -> Figure | None:
-    return next(iter(select(audit.figures, metric, figure.policy, figure.order, figure.control)), None)

@@ -1,8 +1,9 @@
-"""How the terminal report looks: headings, indented sentences, plain tables."""
+"""How the terminal report looks: headings, indented sentences, plain tables, and which figure stands in a row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
@@ -10,7 +11,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kvaudit.analysis.figures import Figure, select
 from kvaudit.reports.escape import visible
+
+if TYPE_CHECKING:
+    from kvaudit.analysis.audit import Audit
+
+Place = tuple[str | None, str | None, str | None]
+"""Policy, order and control."""
 
 
 def heading(title: str) -> Iterator[RenderableType]:
@@ -48,3 +56,16 @@ def grouped_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Rend
             arranged.append([group, *[""] * (len(columns) - 1)])
         arranged.append([f"  {row[1]}", *row[2:]])
     return table(columns, arranged)
+
+
+def place_of(figure: Figure) -> Place:
+    return figure.policy, figure.order, figure.control
+
+
+def condition(place: Place) -> str:
+    """A row's order, or its control in brackets."""
+    return (place[1] or "") if place[2] == "none" else f"({place[2]})"
+
+
+def figure_at(audit: Audit, metric: str, place: Place) -> Figure | None:
+    return next(iter(select(audit.figures, metric, *place)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +16,39 @@ if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
 
 
+DIGEST_DIGITS = 12
+"""Digits of a SHA-256 that are shown; the JSON report has them all."""
+
+
 def parts(audit: Audit) -> Iterator[RenderableType]:
     manifest = audit.manifest
     chosen = section(manifest, "settings")
     plain = {name: value for name, value in chosen.items() if name not in ("switches", "options")}
     finished = sum(arm.finished for arm in audit.arms)
+    libraries = section(manifest, "libraries")
+    engine = _untold(section(manifest, "engine"), {**chosen, **libraries})
     lines = {
         "trace": f"{_listed(section(manifest, 'trace'))}",
         "arms": f"{finished} of {len(audit.arms)} finished",
         "settings": _listed(plain),
         "switches": _listed(_complete(section(chosen, "switches"))),
         "options": _listed(section(chosen, "options")),
-        "engine": _listed({name: v for name, v in section(manifest, "engine").items() if name != "switches"}),
-        "versions": _listed(section(manifest, "versions") or section(manifest, "libraries")),
+        "engine": _listed(engine),
+        "libraries": _listed(libraries),
     }
     yield from heading("What was audited")
     yield from sentences([f"{name}: {line}" for name, line in lines.items() if line])
+
+
+def _untold(engine: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What an engine says that no other line does, a digest under its first name only."""
+    new = {name: value for name, value in engine.items() if name != "switches" and told.get(name) != value}
+    digests = {value: name for name, value in reversed(new.items()) if _is_digest(value)}
+    return {name: value for name, value in new.items() if not _is_digest(value) or digests[value] == name}
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
 
 def _listed(values: Mapping[str, Any]) -> str:
@@ -47,6 +65,8 @@ def _words(name: str) -> str:
 
 
 def _value(value: Any) -> str:
+    if _is_digest(value):
+        return f"{value[:DIGEST_DIGITS]}..."
     if isinstance(value, Mapping):
         return f"({_listed(value)})"
     if isinstance(value, list | tuple):

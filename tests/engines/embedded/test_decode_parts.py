@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_models import TinyTokenizer
+from tiny_models import TinyTokenizer, tiny_model
 
-from kvaudit.engines.embedded.decode import TOP_LOGPROBS, Answer, Ending, check, coarse_kl, reference_of
-from kvaudit.records import Sampling
+from kvaudit.engines import EngineSettings
+from kvaudit.engines.embedded.decode import TOP_LOGPROBS, Answer, Ending, check, coarse_kl, margins_of, reference_of
+from kvaudit.engines.embedded.engine import EmbeddedEngine
+from kvaudit.engines.embedded.weights import weights_of
+from kvaudit.errors import EngineError
+from kvaudit.records import Prompt, PromptSegment, Sampling
 
 
 def ended(text: str, limit: int = 99, stop: tuple[str, ...] = (), end_ids: frozenset[int] = frozenset()) -> Answer:
@@ -79,3 +83,23 @@ def test_a_reference_held_against_its_own_logits_differs_in_nothing() -> None:
     assert checked.logprob == pytest.approx(float(logits.log_softmax(-1).max(-1).values.sum()), rel=1e-5)
     best = logits.sort(-1).values
     np.testing.assert_allclose(checked.margins, (best[:, -1] - best[:, -2]).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error_and_no_answer(bad: float) -> None:
+    logits = torch.randn(3, 50)
+    logits[1, 7] = bad
+    with pytest.raises(EngineError, match="not finite"):
+        margins_of(logits)
+    assert np.isnan(coarse_kl(np.full((1, 3), np.nan), np.zeros((1, 3))))
+
+
+def test_a_model_that_overflows_is_an_error_and_no_pass() -> None:
+    model = tiny_model("llama")
+    model.model.layers[-1].mlp.down_proj.weight.fill_(float("inf"))
+    engine = EmbeddedEngine(
+        weights_of(model, torch.float32, torch.device("cpu")), TinyTokenizer(), EngineSettings(), {}
+    )
+    prompt = Prompt((1, 2, 3), (PromptSegment("query", "q", 0, 3),))
+    with pytest.raises(EngineError, match="not finite"):
+        engine.serve("r", "request", prompt, Sampling(3), None)
