@@ -92,7 +92,7 @@ def replay(
         float,
         typer.Option(
             metavar="SHARE",
-            help="The largest share of answers that a second run of full prefill, or of a policy, may give differently.",
+            help="The largest share of answers that a second run of the same order may give differently.",
         ),
     ] = MAX_NOISE,
     output: Annotated[
