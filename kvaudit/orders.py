@@ -12,6 +12,11 @@ from kvaudit.records import CHRONOLOGICAL, REVERSED, Order
 _SEEDS = 2**32
 
 
+MOST_ORDERS = 1000
+SEEDS = 2**62
+"""Seeds of shuffles count on from the given one and stay numbers of 64 bits."""
+
+
 def make_orders(requests: int, count: int, seed: int) -> tuple[Order, ...]:
     """`count` distinct permutations of `requests` requests: chronological, reversed, shuffle-1, shuffle-2, ...
 
@@ -23,8 +28,10 @@ def make_orders(requests: int, count: int, seed: int) -> tuple[Order, ...]:
             f"{count} order{'' if count == 1 else 's'} cannot show answer variation: there is nothing to compare",
             "ask for two orders or more",
         )
-    if seed < 0:
-        raise UsageError(f"the seed is {seed}", "give a seed of 0 or above")
+    if count > MOST_ORDERS:
+        raise UsageError(f"{count} orders are more than an audit can use", f"ask for {MOST_ORDERS} at most")
+    if not 0 <= seed < SEEDS:
+        raise UsageError(f"the seed is {seed}", f"give a seed from 0 to {SEEDS - 1}")
     if not _has_permutations(requests, count):
         raise UsageError(
             f"a trace with {requests} request{'' if requests == 1 else 's'} has {math.factorial(requests)} distinct "

@@ -121,7 +121,7 @@ def load(family: str, name: str) -> Any:
     module, _, attribute = plugin.target.partition(":")
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"{_singular(family)} {name!r} ({plugin.target}) cannot be loaded: {error}",
             "install what it needs or take it out",

@@ -87,7 +87,7 @@ def _opened(open_engine: Callable[[], Engine], plan: Plan, stack: ExitStack) -> 
         engine = open_engine()
     except KvauditError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EngineError(f"engine {plan.engine!r} cannot be opened: {_said(error)}") from error
     stack.callback(engine.close)
     return engine
@@ -165,7 +165,7 @@ def _made(name: str) -> Policy:
         policy: Policy = load("policies", name)()
     except PluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PolicyError(
             f"policy {name!r} cannot be made: {_said(error)}",
             "a policy is made without arguments; mend it or leave it out",
@@ -191,11 +191,11 @@ def _naming(arm: Arm, request: Request) -> Iterator[None]:
         raise PolicyError(f"{where}: {error.message}", error.hint) from error
     except KvauditError as error:
         raise EngineError(f"{where}: {error.message}", error.hint) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EngineError(
             f"{where}: {_said(error)}", "finished arms are kept; the same command goes on from there"
         ) from error
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

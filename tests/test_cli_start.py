@@ -138,3 +138,29 @@ def test_every_command_that_a_message_names_exists():
                 named |= {tuple(found.split()) for found in re.findall(r"`kvaudit ((?:[a-z]+ ?)+)", node.value)}
     assert named
     assert named <= set(COMMANDS)
+
+
+def test_a_closed_standard_output_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kvaudit", "policies"])
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "standard output is closed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--check-layer", str(2**63)), ("--check-layer", "-1"), ("--cache-capacity", "99999999999GiB")]
+)
+def test_numbers_that_no_manifest_holds_are_wrong_usage(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kvaudit", "replay", "trace.jsonl", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_an_error_that_cannot_be_told_keeps_its_exit_code(tmp_path):
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run([sys.executable, "-m", "kvaudit", "replay", str(tmp_path / "nope")], stderr=full)
+    assert ran.returncode == 2

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvaudit.errors import UsageError
-from kvaudit.orders import make_orders, shuffled
+from kvaudit.orders import MOST_ORDERS, SEEDS, make_orders, shuffled
 
-seeds = st.integers(0, 2**64)
+seeds = st.integers(0, SEEDS - 1)
 
 
 @given(requests=st.integers(2, 40), count=st.integers(2, 8), seed=seeds)
@@ -77,3 +77,9 @@ def test_too_few_orders_are_refused_with_the_reason(requests, count, message):
 def test_a_negative_seed_is_refused():
     with pytest.raises(UsageError, match="seed is -1"):
         make_orders(9, 5, -1)
+
+
+@pytest.mark.parametrize(("count", "seed"), [(MOST_ORDERS + 1, 0), (5, SEEDS)])
+def test_more_than_a_manifest_or_an_audit_can_hold_is_refused(count, seed):
+    with pytest.raises(UsageError, match=r"more than an audit can use|the seed is"):
+        make_orders(40, count, seed)

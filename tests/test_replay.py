@@ -321,3 +321,12 @@ def test_entries_that_a_reset_leaves_are_recorded(tmp_path):
         for control in ("", ".reset", ".repeat")
     }
     assert by_control == {"": [3, None, None, None], ".reset": [3, 3, 3, 3], ".repeat": [3, None, None, None]}
+
+
+def test_a_policy_that_leaves_the_program_is_an_error_and_no_success(tmp_path, monkeypatch):
+    def leaves(self, context):
+        raise SystemExit(0)
+
+    monkeypatch.setattr(RecomputeAll, "select", leaves)
+    with pytest.raises(EngineError, match=r"arm all.chronological, request 'r\d': SystemExit: 0"):
+        run_scripted(tmp_path / "run", TRACE, policies=("all",))

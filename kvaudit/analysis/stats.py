@@ -141,10 +141,11 @@ def requests_for_variation(estimate: Estimate, limit: float, overlap: int = 1) -
     """
     if estimate.high is None or estimate.value >= limit:
         return None
+    unseen = overlap * (max(1, math.ceil(math.log(ALPHA / 2) / math.log1p(-limit))) if limit < 1 else 1)
     if estimate.value == 0:
-        return overlap * (max(1, math.ceil(math.log(ALPHA / 2) / math.log1p(-limit))) if limit < 1 else 1)
+        return unseen
     width = (estimate.high - estimate.value) / (limit - estimate.value)
-    return max(1, math.ceil(estimate.n * width**2))
+    return max(unseen, math.ceil(estimate.n * width**2))
 
 
 def chance_of_reproducing(agree: Flags) -> float:

@@ -191,16 +191,17 @@ def _variation_gate(finding: Finding, figures: Sequence[Figure], limit: float) -
     figure = next(iter(select(figures, "answer_variation", finding.policy)), None)
     if figure is None or figure.value is None or figure.n is None:
         return GateResult("max-variation", finding.policy, limit, "inconclusive", "finding-inconclusive")
-    kept = figure.high is not None and figure.high <= limit
+    # A bootstrap over few blocks can end below what no variation at all would allow: no damage is ever rewarded.
+    unseen = stats.upper_bound_of_none(stats.independent(figure.n, finding.block))
+    high = max(figure.high or 0.0, unseen)
+    kept = figure.high is not None and high <= limit
     outcome, why = _judged(finding, broken=figure.value > limit, kept=kept)
     needed = None
     if why == "no-power":
         estimate = stats.Estimate(figure.value, figure.low, figure.high, figure.n, figure.test or "")
         needed = stats.requests_for_variation(estimate, limit, finding.overlap)
     n, block = figure.n, finding.block
-    return GateResult(
-        "max-variation", finding.policy, limit, outcome, why, figure.value, figure.high, None, n, needed, block
-    )
+    return GateResult("max-variation", finding.policy, limit, outcome, why, figure.value, high, None, n, needed, block)
 
 
 def _judged(finding: Finding, *, broken: bool, kept: bool) -> tuple[Outcome, Why]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,7 +16,7 @@ from typer.core import TyperGroup
 
 from kvaudit import __version__
 from kvaudit.cli import engines, policies, record, replay, report
-from kvaudit.errors import KvauditError
+from kvaudit.errors import KvauditError, UsageError
 
 _WRONG_USAGE = 2
 _FAILED = 3
@@ -92,6 +93,8 @@ app.command("engines", epilog=engines.EXAMPLES, short_help="List the engines.")(
 def main() -> NoReturn:
     """Run the command line; every error is one line on stderr, with a line on what to do, and an exit code."""
     try:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed", "send it to a file or to /dev/null")
         code = _run()
         sys.stdout.flush()
     except KvauditError as error:
@@ -146,7 +149,8 @@ def _say_unexpected(error: Exception) -> None:
 def _say(message: str, hint: str | None = None) -> None:
     for prefix, text in (("kvaudit: error:", message), ("kvaudit: hint:", hint)):
         if text:
-            typer.echo(f"{prefix} {' '.join(text.split())}", err=True)
+            with suppress(OSError):  # an error that cannot be told keeps its exit code
+                typer.echo(f"{prefix} {' '.join(text.split())}", err=True)
 
 
 def _discard_output() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @contextmanager
 def progress_on_stderr() -> Iterator[Progress | None]:
     """A bar over all requests of all arms while the block runs; None where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

@@ -79,7 +79,8 @@ def replay(
     ] = None,
     deviation: Annotated[Deviation | None, typer.Option(help="Whether keys or values rank the tokens.")] = None,
     check_layer: Annotated[
-        int | None, typer.Option(metavar="LAYER", help="The layer at which the policy selects. [default: 1]")
+        int | None,
+        typer.Option(metavar="LAYER", min=0, max=10_000, help="The layer at which the policy selects. [default: 1]"),
     ] = None,
     cache_capacity: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Evict above this size, e.g. 512MiB. [default: no limit]")

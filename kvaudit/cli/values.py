@@ -14,6 +14,9 @@ from kvaudit.errors import UsageError
 if TYPE_CHECKING:
     from kvaudit.records import Trace
 
+LARGEST_NUMBER = 2**63
+"""Numbers from here on have no place in a manifest."""
+
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _TRACE_SUFFIXES = {".gz", ".zst", ".jsonl", ".json", ".ndjson"}
 
@@ -23,7 +26,10 @@ def size_in_bytes(text: str) -> int:
     matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if matched is None or matched[2].lower() not in _UNITS:
         raise UsageError(f"{text!r} is not a size", "write a number of bytes or, for instance, 512MiB or 2GB")
-    return int(float(matched[1]) * _UNITS[matched[2].lower()])
+    size = float(matched[1]) * _UNITS[matched[2].lower()]
+    if not size < LARGEST_NUMBER:
+        raise UsageError(f"{text!r} is larger than any cache", "leave it out for no limit")
+    return int(size)
 
 
 def name_and_value(text: str) -> tuple[str, str]:

@@ -30,13 +30,30 @@ _LIBRARIES = ("numpy", "pyarrow", "torch", "transformers", "tokenizers", "safete
 
 def settings_digest(trace_digest: str, plan: Plan) -> str:
     """SHA-256 over what decides every answer: two runs with the same digest may share a folder."""
-    identity = {
-        "kvaudit": __version__,
-        "schema": SCHEMA_VERSION,
-        "trace": trace_digest,
-        "settings": plan.as_data(),
-    }
+    return _digest(__version__, SCHEMA_VERSION, trace_digest, plan.as_data(), _arms(plan))
+
+
+def _digest(version: str, schema: int, trace: str, settings: Mapping[str, Any], arms: list[dict[str, Any]]) -> str:
+    identity = {"kvaudit": version, "schema": schema, "trace": trace, "settings": settings, "arms": arms}
     return sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _arms(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "arm_id": arm.arm_id,
+            "policy": arm.policy,
+            "order": arm.order.name,
+            "order_seed": arm.order.seed,
+            "control": arm.control,
+        }
+        for arm in plan.arms
+    ]
+
+
+def _shown(path: str) -> str:
+    """A path as text that JSON can hold, also where the file system's name is not UTF-8."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def new_manifest(trace: Trace, plan: Plan, max_noise: float) -> Manifest:
@@ -49,18 +66,9 @@ def new_manifest(trace: Trace, plan: Plan, max_noise: float) -> Manifest:
         "created": now(),
         "finished": None,
         "settings_digest": settings_digest(trace.digest, plan),
-        "trace": {"digest": trace.digest, "source": trace.source, "requests": len(trace.requests)},
+        "trace": {"digest": trace.digest, "source": _shown(trace.source), "requests": len(trace.requests)},
         "settings": {**plan.as_data(), "max_noise": max_noise},
-        "arms": [
-            {
-                "arm_id": arm.arm_id,
-                "policy": arm.policy,
-                "order": arm.order.name,
-                "order_seed": arm.order.seed,
-                "control": arm.control,
-            }
-            for arm in plan.arms
-        ],
+        "arms": _arms(plan),
         "engine": None,
         "host": _host(),
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
@@ -86,7 +94,28 @@ def read_manifest(folder: Path) -> Manifest:
     missing = [key for key in ("settings_digest", "trace", "settings", "arms", "status") if key not in manifest]
     if missing:
         raise RunError(f"{path} is damaged: it lacks {', '.join(missing)}", "replay the trace into another folder")
+    if not _digest_holds(manifest):
+        raise RunError(
+            f"{path} was changed: its settings, trace or arms are not those that were replayed",
+            "restore it, or replay the trace into another folder",
+        )
     return manifest
+
+
+def _digest_holds(manifest: Manifest) -> bool:
+    """Whether settings, trace and arms are those that the digest in it, and in every table, was made over."""
+    try:
+        settings = {name: value for name, value in manifest["settings"].items() if name != "max_noise"}
+        found = _digest(
+            manifest["kvaudit_version"],
+            manifest["schema_version"],
+            manifest["trace"]["digest"],
+            settings,
+            manifest["arms"],
+        )
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return bool(found == manifest["settings_digest"])
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

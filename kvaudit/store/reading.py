@@ -79,10 +79,10 @@ class Run:
         checked_rows(path, name, self.stamp)
         try:
             if rows is None:
-                with pq.ParquetFile(path) as file:
+                with pq.ParquetFile(path, page_checksum_verification=True) as file:
                     table = file.read()
             else:
-                table = pq.read_table(path, partitioning=None, filters=rows)
+                table = pq.read_table(path, partitioning=None, filters=rows, page_checksum_verification=True)
             return table.cast(TABLES[name])
         except (OSError, pa.ArrowException) as error:
             raise RunError(f"{path} is damaged: {error}", "replay the trace into another folder") from error

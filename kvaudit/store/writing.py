@@ -63,7 +63,7 @@ class TableFile:
             path.parent.mkdir(exist_ok=True)
             self._file = open(self._temporary, "wb")  # noqa: SIM115
         footer_schema = self._schema.with_metadata(stamp.footer(table))
-        self._writer = pq.ParquetWriter(self._file, footer_schema, compression="zstd")
+        self._writer = pq.ParquetWriter(self._file, footer_schema, compression="zstd", write_page_checksum=True)
 
     def add(self, rows: Sequence[Row]) -> None:
         if rows:

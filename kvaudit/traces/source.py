@@ -91,6 +91,8 @@ def open_source(path: Path) -> Iterator[TraceSource]:
     Raises TraceError for a file that is missing, a folder or not readable.
     """
     if str(path) == "-":
+        if sys.stdin is None:
+            raise TraceError("standard input is closed", "give a file, or pipe one in")
         with _copied(sys.stdin.buffer, "standard input") as source:
             yield source
         return

@@ -88,6 +88,8 @@ def _records(source: TraceSource, reader: Any) -> Iterator[tuple[int, list[str]]
 
 
 def _checked(source: TraceSource, names: list[str]) -> tuple[str, ...]:
+    if not names:
+        raise TraceError(f"{source.name} has no columns", "an event table needs at least one")
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
         raise TraceError(f"{source.name} has the column {twice!r} twice")
@@ -95,7 +97,7 @@ def _checked(source: TraceSource, names: list[str]) -> tuple[str, ...]:
 
 
 def _json_lines(source: TraceSource) -> Table:
-    columns = tuple(source.first_object())
+    columns = _checked(source, list(source.first_object()))
 
     def rows() -> Iterator[tuple[int, TextRow]]:
         for number, values in source.objects():
@@ -128,7 +130,7 @@ def _parquet(source: TraceSource) -> Table:
                 for record in zip(*texts, strict=True):
                     number += 1
                     yield number, dict(zip(columns, record, strict=True))
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, OverflowError, ValueError, pa.ArrowException) as error:  # also text that is not UTF-8
             raise _damaged(source, error) from error
 
     return Table(source, columns, rows(), "row")

@@ -460,3 +460,16 @@ def test_a_run_without_requests_is_inconclusive():
     audit = analyse(built)
     assert audit.verdict.outcome == "inconclusive"
     assert {reason.code for reason in audit.findings[0].reasons} >= {"nothing-compared", "cache-unverified"}
+
+
+def test_the_bound_of_few_flips_is_not_below_that_of_none():
+    """A bootstrap over few blocks can end below the exact bound: damage must not pass where a clean run cannot."""
+    words = " ".join(f"w{index}" for index in range(16))
+    flipped = " ".join(["x", *words.split()[1:]])
+    built = run(
+        full_prefill(words) + arm_lines("p", {"chronological": words, "reversed": flipped}, words, words),
+        documents=[[f"d{place}" for place in range(first, first + 3)] for first in range(16)],
+    )
+    clean_bound = only(verdict(rolling(16), max_variation=0.25)).bound
+    assert only(verdict(built, max_variation=0.25)).bound >= clean_bound
+    assert verdict(built, max_variation=0.25).outcome == "inconclusive"

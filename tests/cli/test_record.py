@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click import unstyle
 from typer.testing import CliRunner, Result
@@ -244,3 +246,16 @@ def test_help_loads_nothing_heavy() -> None:
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
 
     assert result.stdout.strip() == "[]"
+
+
+def test_a_table_without_columns_is_refused(tmp_path: Path, trace: Path) -> None:
+    events = tmp_path / "empty.jsonl"
+    events.write_text("{}\n{}\n")
+    assert "has no columns" in str(refusal("rolling", events, "--window", 1, "-o", trace))
+
+
+@pytest.mark.parametrize("unit", ["s", "us"])
+def test_a_time_that_no_calendar_has_is_refused(tmp_path: Path, trace: Path, unit: str) -> None:
+    events = tmp_path / "far.parquet"
+    pq.write_table(pa.table({"t": pa.array([2**52 if unit == "s" else 2**62], pa.timestamp(unit)), "a": ["x"]}), events)
+    assert "cannot be read as Parquet" in str(refusal("rolling", events, "--window", 1, "-o", trace))

@@ -196,3 +196,9 @@ def test_an_ascii_stream_is_enough():
     shown = raw.getvalue().decode("ascii")
     assert r"\xe9\u6f22" in shown
     assert r"\u2500" not in shown
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "100000000"])
+def test_a_width_that_nobody_has_loses_no_verdict(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert rendered(render, audited(rich_run())).startswith("Verdict")

@@ -172,7 +172,7 @@ def _downloaded(model: KnownModel, folder: Path) -> Path:
 
 
 def _watch(process: subprocess.Popen[bytes], total: int, size: Callable[[], int]) -> None:
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         process.wait()
         return
     from rich.console import Console

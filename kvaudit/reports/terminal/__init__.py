@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 COLOURS = {"pass": "bold green", "fail": "bold red", "inconclusive": "bold yellow", "no gates": "bold"}
 
 
+NARROWEST, WIDEST = 20, 400
+
+
 def render(audit: Audit, out: TextIO) -> None:
     """Write the report to `out`; in colour and in the terminal's width where `out` is a terminal."""
     console = Console(file=out, highlight=False, markup=False, emoji=False)
+    console.width = min(max(console.width, NARROWEST), WIDEST)
     with console.capture() as captured:
         for part in _parts(audit):
             console.print(part)
