@@ -164,3 +164,14 @@ def test_an_error_that_cannot_be_told_keeps_its_exit_code(tmp_path):
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run([sys.executable, "-m", "kvaudit", "replay", str(tmp_path / "nope")], stderr=full)
     assert ran.returncode == 2
+
+
+def test_a_plug_in_that_leaves_the_program_is_no_success(monkeypatch, capsys):
+    def leaves(**settings):
+        raise SystemExit(0)
+
+    monkeypatch.setattr(cli, "app", leaves)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 3
+    assert "left the program with exit code 0" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from kvaudit import __version__
 from kvaudit.cli import engines, policies, record, replay, report
-from kvaudit.errors import KvauditError, UsageError
+from kvaudit.errors import EngineError, KvauditError, UsageError
 
 _WRONG_USAGE = 2
 _FAILED = 3
@@ -124,7 +124,10 @@ def _run() -> int:
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):
             raise stop.__context__ from None
-        raise
+        raise EngineError(
+            f"something left the program with exit code {stop.code}, before the command was done",
+            "no command of kvaudit's own does; a plug-in that calls sys.exit must be mended",
+        ) from stop
     return code if isinstance(code, int) else 0
 
 
