@@ -84,7 +84,29 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 "kvaudit's own JSON lines, segments written once",
                 "",
             ),
-            Plugin("messages", "kvaudit.traces.messages:read", 'plain {"messages": [...]} JSON lines', ""),
+            Plugin("capture", "kvaudit.traces.capture:read", "what the recording proxy wrote", ""),
+            Plugin("messages", "kvaudit.traces.messages:read", 'OpenAI chat requests, {"messages": [...]} JSON lines'),
+            Plugin(
+                "openai-batch", "kvaudit.traces.openai_batch:read", "OpenAI Batch input files, with results among them"
+            ),
+            Plugin(
+                "openai-responses", "kvaudit.traces.openai_responses:read", "OpenAI Responses requests, chains resolved"
+            ),
+            Plugin("anthropic", "kvaudit.traces.anthropic:read", "Anthropic Messages requests and message batches"),
+            Plugin("litellm", "kvaudit.traces.litellm:read", "LiteLLM's standard log"),
+            Plugin("otel", "kvaudit.traces.otel:read", "OpenTelemetry GenAI spans, OTLP JSON or a span a line"),
+            Plugin("langfuse", "kvaudit.traces.langfuse:read", "Langfuse observations, JSON or Parquet"),
+            Plugin("langsmith", "kvaudit.traces.langsmith:read", "LangSmith runs, JSON or Parquet"),
+            Plugin("lmcache-agentic", "kvaudit.traces.lmcache_agentic:read", "LMCache's agentic traces"),
+            Plugin("swe-agent", "kvaudit.traces.swe_agent:read", "trajectories of SWE-agent and mini-swe-agent"),
+            Plugin("aiperf", "kvaudit.traces.aiperf:read", "aiperf's inputs.json"),
+            Plugin("har", "kvaudit.traces.har:read", "HAR files of browsers and proxies"),
+            Plugin(
+                "mooncake",
+                "kvaudit.traces.hash_only:read_mooncake",
+                "Mooncake traces: hashes only, refused with the reason",
+            ),
+            Plugin("weka", "kvaudit.traces.hash_only:read_weka", "WEKA traces: hashes only, refused with the reason"),
         ),
         "reports": _table(
             Plugin("terminal", "kvaudit.reports.terminal:render", "tables for people, at a terminal or piped", ""),

@@ -31,6 +31,20 @@ _Source = str | tuple[int, ...]
 """What a segment's ids come from: its text, or the ids that the trace carries."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment as it stands in a prompt. `segment` is its index in the trace's prompt, None for template glue.
+
+    `text` is what was tokenised, None where the trace carries `ids`; `content_id` hashes the ids.
+    """
+
+    segment: int | None
+    kind: str
+    text: str | None
+    ids: array[int]
+    content_id: str
+
+
 class Prompts:
     """The prompts of a trace under one tokenizer.
 
@@ -50,6 +64,20 @@ class Prompts:
     def prelude(self, request: Request) -> Iterator[Prompt]:
         for segments in request.prelude:
             yield self._prompt(request, segments)
+
+    def pieces(self, request: Request, segments: Sequence[Segment]) -> list[Piece]:
+        """What a prompt of the request is put together from, in order. Segments without tokens are left out."""
+        return [_piece(*parts) for parts in self._pieces(request, segments)]
+
+    def piece(self, request: Request, index: int, segment: Segment, *, leading: bool) -> Piece | None:
+        """One segment of a prompt without chat template, at its `index`; None where it has no tokens.
+
+        `leading`: with the ids that the tokenizer puts before every text, as the first segment has them.
+        """
+        source = _source(segment, segment.text)
+        leads = leading and bool(self._leading) and isinstance(source, str)
+        tokens = self._cached(request, index, source, leading=leads)
+        return None if tokens is None else _piece(index, segment.kind, source, tokens)
 
     def check(self, trace: Trace, capabilities: Capabilities) -> None:
         """Tokenise the whole trace. Raises UsageError when a prompt and its answer do not fit into the engine."""
@@ -74,27 +102,27 @@ class Prompts:
             )
         prompts = [(request.segments, request.max_tokens), *((segments, 0) for segments in request.prelude)]
         return [
-            (sum(len(piece.ids) for _, piece in self._pieces(request, segments)), answer)
+            (sum(len(piece.ids) for *_, piece in self._pieces(request, segments)), answer)
             for segments, answer in prompts
         ]
 
     def _prompt(self, request: Request, segments: Sequence[Segment]) -> Prompt:
         token_ids: list[int] = []
         tiles = []
-        for kind, piece in self._pieces(request, segments):
+        for _, kind, _, piece in self._pieces(request, segments):
             start = len(token_ids)
             token_ids.extend(piece.ids)
             tiles.append(PromptSegment(kind, piece.content_id, start, len(token_ids)))
         return Prompt(tuple(token_ids), tuple(tiles))
 
-    def _pieces(self, request: Request, segments: Sequence[Segment]) -> list[tuple[str, _Tokens]]:
+    def _pieces(self, request: Request, segments: Sequence[Segment]) -> list[tuple[int | None, str, _Source, _Tokens]]:
         sources = self._rendered(request, segments) if request.chat else _plain(segments)
         leading = bool(self._leading) and not request.chat
-        pieces: list[tuple[str, _Tokens]] = []
-        for index, (kind, source) in enumerate(sources):
+        pieces: list[tuple[int | None, str, _Source, _Tokens]] = []
+        for index, (segment, kind, source) in enumerate(sources):
             tokens = self._cached(request, index, source, leading=leading and not pieces and isinstance(source, str))
             if tokens is not None:
-                pieces.append((kind, tokens))
+                pieces.append((segment, kind, source, tokens))
             elif kind not in GAP_KINDS:
                 raise TraceError(
                     f"request {request.request_id!r}, segment {index + 1} ({kind}) has no tokens",
@@ -104,7 +132,7 @@ class Prompts:
             raise TraceError(f"request {request.request_id!r} has a prompt without tokens")
         return pieces
 
-    def _rendered(self, request: Request, segments: Sequence[Segment]) -> Iterator[tuple[str, _Source]]:
+    def _rendered(self, request: Request, segments: Sequence[Segment]) -> Iterator[tuple[int | None, str, _Source]]:
         messages = [(segment.role or "user", segment.text) for segment in segments]
         try:
             rendered = self._tokenizer.chat(messages)
@@ -123,9 +151,9 @@ class Prompts:
             )
         for index, text in rendered:
             if index is None or not text:  # a message without content, such as one that only calls a tool
-                yield GLUE, text
+                yield None, GLUE, text
             else:
-                yield segments[index].kind, _source(segments[index], text)
+                yield index, segments[index].kind, _source(segments[index], text)
 
     def _cached(self, request: Request, index: int, source: _Source, *, leading: bool) -> _Tokens | None:
         """The ids of one segment, or None where it has none."""
@@ -146,9 +174,13 @@ class Prompts:
         return self._tokens[key]
 
 
-def _plain(segments: Sequence[Segment]) -> Iterator[tuple[str, _Source]]:
-    for segment in segments:
-        yield segment.kind, _source(segment, segment.text)
+def _piece(segment: int | None, kind: str, source: _Source, tokens: _Tokens) -> Piece:
+    return Piece(segment, kind, source if isinstance(source, str) else None, tokens.ids, tokens.content_id)
+
+
+def _plain(segments: Sequence[Segment]) -> Iterator[tuple[int | None, str, _Source]]:
+    for index, segment in enumerate(segments):
+        yield index, segment.kind, _source(segment, segment.text)
 
 
 def _source(segment: Segment, text: str) -> _Source:

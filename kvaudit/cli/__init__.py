@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvaudit import __version__
-from kvaudit.cli import engines, policies, record, replay, report
+from kvaudit.cli import engines, inspect, policies, record, replay, report
 from kvaudit.errors import EngineError, KvauditError, UsageError
 
 _WRONG_USAGE = 2
@@ -27,7 +27,7 @@ _TRACEBACK = "KVAUDIT_TRACEBACK"
 _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Of the click that typer uses: its own copy in newer versions."""
 
-_IN_ORDER = ("record", "replay", "report", "policies", "engines")
+_IN_ORDER = ("record", "inspect", "replay", "report", "policies", "engines")
 
 
 class _Commands(TyperGroup):
@@ -82,6 +82,9 @@ def root(
 
 
 app.add_typer(record.app, name="record")
+app.command("inspect", epilog=inspect.EXAMPLES, short_help="Say what a trace holds and what could be reused of it.")(
+    inspect.inspect
+)
 app.command("replay", epilog=replay.EXAMPLES, short_help="Replay a trace in several orders and under controls.")(
     replay.replay
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,15 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvaudit.cli.values import no_limit_note
+from kvaudit.cli.record_import import EXAMPLES as IMPORT_EXAMPLES
+from kvaudit.cli.record_import import import_trace
+from kvaudit.cli.record_proxy import EXAMPLES as PROXY_EXAMPLES
+from kvaudit.cli.record_proxy import proxy
+from kvaudit.cli.recorded import counted, say, say_written
 from kvaudit.errors import UsageError
 from kvaudit.records import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
-    from kvaudit.records import Trace
     from kvaudit.traces.events import EventColumns
     from kvaudit.traces.rolling import Rolling
-    from kvaudit.traces.writer import Written
 
 app = typer.Typer(no_args_is_help=True, help="Make a trace to replay.")
 
@@ -33,15 +34,6 @@ Examples:
 A template is text with column names in braces: {close} stands for the row's value,
 {{ and }} are braces, and nothing else is evaluated. In every text \\n, \\t, \\r and \\\\
 are line end, tab, carriage return and backslash.
-"""
-
-_IMPORT_EXAMPLES = """\b
-Examples:
-  kvaudit record import requests.jsonl --max-tokens 64 -o trace.jsonl.gz
-  zcat requests.jsonl.gz | kvaudit record import - -o trace.jsonl.zst
-
-\b
-Each line holds one request: {"messages": [{"role": "user", "content": "..."}]}.
 """
 
 _Output = Annotated[
@@ -137,33 +129,14 @@ def _record_rolling(
     header = {"workload": "rolling", "source": [path.name for path in events], **_described(settings, columns)}
     written = write_trace(output, rolling_requests(found.streams, settings), header)
     if short:
-        _say(f"left out {_counted(len(short), 'key')} with fewer than {settings.fewest_events} events: {_few(short)}")
-    _say_written(output, written)
+        say(f"left out {counted(len(short), 'key')} with fewer than {settings.fewest_events} events: {_few(short)}")
+    say_written(output, written)
 
 
-@app.command(name="import", epilog=_IMPORT_EXAMPLES)
-def import_trace(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace in any known format, - for standard input.")],
-    output: _Output,
-    format_name: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="Its format. [default: told by its content]")
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="The longest answer, in tokens, of requests that set no max_tokens.")
-    ] = DEFAULT_MAX_TOKENS,
-) -> None:
-    """Turn a trace of any known format, or logged chat requests, into kvaudit's own."""
-    from kvaudit.traces import read_trace
-    from kvaudit.traces.writer import write_trace
+app.command(epilog=PROXY_EXAMPLES)(proxy)
 
-    trace = read_trace(file, format_name)
-    limited = (request if request.limited else replace(request, max_tokens=max_tokens) for request in trace.requests)
-    header = {name: value for name, value in trace.header.items() if name != "kvaudit_trace"}
-    written = write_trace(output, limited, {"source": [file.name], **header})
-    _say_imported(trace)
-    if note := no_limit_note(trace, max_tokens, "--max-tokens sets another limit"):
-        _say(note)
-    _say_written(output, written)
+
+app.command(name="import", epilog=IMPORT_EXAMPLES)(import_trace)
 
 
 def _described(settings: Rolling, columns: EventColumns) -> dict[str, object]:
@@ -172,31 +145,6 @@ def _described(settings: Rolling, columns: EventColumns) -> dict[str, object]:
     return given | {name: value for name, value in asdict(settings).items() if value is not None}
 
 
-def _say_imported(trace: Trace) -> None:
-    chats = sum(request.chat for request in trace.requests)
-    longest = max(len(request.segments) for request in trace.requests)
-    _say(
-        f"read {trace.source}: {_counted(len(trace.requests), 'request')}, {_counted(chats, 'chat')} among them, "
-        f"prompts of up to {_counted(longest, 'segment')}"
-    )
-
-
-def _say_written(output: Path, written: Written) -> None:
-    _say(
-        f"wrote {output}: {_counted(written.requests, 'request')}, "
-        f"{_counted(written.distinct_segments, 'distinct segment')}, {_counted(written.sessions, 'session')}"
-    )
-    _say(f"next: kvaudit replay {shlex.quote(str(output))} --orders 5")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _few(names: Sequence[str], at_most: int = 5) -> str:
     shown = ", ".join(names[:at_most])
     return shown if len(names) <= at_most else f"{shown} and {len(names) - at_most:,} more"
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)

@@ -10,6 +10,7 @@ import typer
 from kvaudit.analysis.limits import MAX_NOISE
 from kvaudit.cli.values import (
     default_run_folder,
+    left_out_notes,
     name_and_value,
     no_limit_note,
     preset_with,
@@ -128,12 +129,17 @@ def replay(
     if not 0 <= max_noise <= 1:
         raise UsageError(f"--max-noise is {max_noise}", "give a share from 0 to 1, such as 0.01")
     from kvaudit.plan import make_plan
+    from kvaudit.reports.escape import visible
     from kvaudit.reports.words import headline
     from kvaudit.store import new_manifest, open_folder
     from kvaudit.traces import read_trace
 
     recorded = read_trace(trace, format_name)
-    if note := no_limit_note(recorded, DEFAULT_MAX_TOKENS, "`kvaudit record import --max-tokens` sets another limit"):
+    for told in left_out_notes(recorded):
+        typer.echo(visible(told), err=True)
+    if note := no_limit_note(
+        recorded.requests, DEFAULT_MAX_TOKENS, "`kvaudit record import --max-tokens` sets another limit"
+    ):
         typer.echo(note, err=True)
     plan = make_plan(len(recorded.requests), engine, settings, policy or (), orders)
     manifest = new_manifest(recorded, plan, max_noise)

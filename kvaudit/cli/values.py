@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvaudit.engines import PRESETS, Switches
 from kvaudit.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvaudit.records import Trace
+    from kvaudit.records import Request, Trace
 
 LARGEST_NUMBER = 2**63
 """Numbers from here on have no place in a manifest."""
@@ -56,12 +57,24 @@ def default_run_folder(trace: Path, settings_digest: str) -> Path:
     return Path("runs") / f"{readable}-{settings_digest[:8]}"
 
 
-def no_limit_note(trace: Trace, max_tokens: int, remedy: str) -> str | None:
+def no_limit_note(requests: Iterable[Request], max_tokens: int, remedy: str) -> str | None:
     """What is said where requests set no max_tokens, so that no answer is cut in silence."""
-    count = sum(not request.limited for request in trace.requests)
+    count = sum(not request.limited for request in requests)
     if not count:
         return None
     return f"{count:,} request{' sets' if count == 1 else 's set'} no max_tokens: {max_tokens} are replayed ({remedy})"
+
+
+def left_out_notes(trace: Trace) -> list[str]:
+    """What is said of a log that is read as it is: what was left out of it, and how the rest was taken."""
+    from kvaudit.traces.foreign import LEFT_OUT, NOTES, told_counts, told_left_out
+    from kvaudit.traces.native import HEADER
+
+    header: Mapping[str, Any] = trace.header
+    if HEADER in header:
+        return []
+    left_out = [f"left out {told_left_out(row)}" for row in header.get(LEFT_OUT, ())]
+    return [*left_out, *header.get(NOTES, ()), *told_counts(header)]
 
 
 def report_command(run: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from kvaudit.errors import TraceError
@@ -19,8 +19,11 @@ class RequestChecks:
     def __init__(self) -> None:
         self._places: dict[str, str] = {}
 
-    def problem(self, request: Request) -> str | None:
-        """What is wrong with the request, as the end of a sentence that begins with its id; None where it is sound."""
+    def problem(self, request: Request, blanks: bool = True) -> str | None:
+        """What is wrong with the request, as the end of a sentence that begins with its id; None where it is sound.
+
+        `blanks` is false where the reader knows that no segment so far is without text.
+        """
         if request.request_id in self._places:
             return f"has the id of {self._places[request.request_id]}"
         place = f"request {len(self._places) + 1}" if request.line is None else f"line {request.line}"
@@ -31,6 +34,8 @@ class RequestChecks:
             return f"has max_tokens {request.max_tokens}, and an answer needs at least one token"
         if not request.segments:
             return "has no segments"
+        if not (blanks or request.chat) and all(request.prelude):
+            return None
         return _in_prompt(request, request.segments, "") or next(
             (
                 problem
@@ -59,17 +64,32 @@ def _in_prompt(request: Request, segments: Sequence[Segment], where: str) -> str
     return None
 
 
-def build_trace(source: TraceSource, requests: Iterable[Request], header: Mapping[str, object]) -> Trace:
-    """The trace of these requests. `header` may still be filled while they are read.
+def build_trace(
+    source: TraceSource,
+    requests: Iterable[Request],
+    header: Mapping[str, object],
+    blanks: Callable[[], bool] = lambda: True,
+) -> Trace:
+    """The trace of these requests. `header` may still be filled while they are read. `blanks` says whether a segment
+    without text has been read so far.
 
     Raises TraceError with file and line for a request that cannot be replayed, an id that occurs twice, no requests.
     """
-    checks, digest, kept = RequestChecks(), TraceDigest(), []
-    for request in requests:
-        if problem := checks.problem(request):
-            raise source.error(request.line or 1, f"request {request.request_id!r} {problem}")
+    digest, kept = TraceDigest(), []
+    for request in sound_requests(source, requests, blanks):
         digest.add(request)
         kept.append(request)
-    if not kept:
-        raise TraceError(f"{source.name} holds no requests")
     return Trace(tuple(kept), digest.hexdigest(), source.name, header)
+
+
+def sound_requests(
+    source: TraceSource, requests: Iterable[Request], blanks: Callable[[], bool] = lambda: True
+) -> Iterator[Request]:
+    """The same requests, checked as they come. Raises what `build_trace` raises."""
+    checks = RequestChecks()
+    for request in requests:
+        if problem := checks.problem(request, blanks()):
+            raise source.error(request.line or 1, f"request {request.request_id!r} {problem}")
+        yield request
+    if not checks.count:
+        raise TraceError(f"{source.name} holds no requests")

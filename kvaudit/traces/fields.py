@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from reprlib import Repr
 from typing import Any
 
 from kvaudit.errors import TraceError
 from kvaudit.records import LARGEST_TOKEN_ID
 from kvaudit.traces.source import TraceSource
+
+_LONGEST_SHOWN = 80
+
+
+_shortened = Repr()
+_shortened.maxstring = _LONGEST_SHOWN
+
+
+def brief(value: Any) -> str:
+    """A value as errors show it: cut at 80 characters, however deep it is."""
+    if type(value) is str and len(value) < _LONGEST_SHOWN:
+        return repr(value)[:_LONGEST_SHOWN]
+    return _shortened.repr(value)[:_LONGEST_SHOWN]
 
 
 class Fields:
@@ -21,9 +35,9 @@ class Fields:
         return self._source.error(self._line, f"{self._what} {what}", hint)
 
     def refuse_others(self, known: Collection[str]) -> None:
-        unknown = sorted(self._values.keys() - known)
+        unknown = [name for name in self._values if name not in known]
         if unknown:
-            raise self.error(f"has an unknown field {unknown[0]!r}", f"known: {', '.join(known)}")
+            raise self.error(f"has an unknown field {min(unknown)!r}", f"known: {', '.join(known)}")
 
     def text(self, name: str) -> str | None:
         value = self._values.get(name)

@@ -10,14 +10,17 @@ with `kind` and `text`. The header may be left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from kvaudit.records import DEFAULT_MAX_TOKENS, KINDS, Request, Segment, Trace
-from kvaudit.traces.assembly import build_trace
-from kvaudit.traces.fields import Fields
+from kvaudit.traces.assembly import build_trace, sound_requests
+from kvaudit.traces.fields import Fields, brief
 from kvaudit.traces.segments import SegmentPool
 from kvaudit.traces.source import NotThisFormatError, TraceSource
 
+NAME = "kvaudit"
+"""Under which `plugins.py` lists this format."""
 VERSION = 1
 HEADER = "kvaudit_trace"
 
@@ -38,10 +41,22 @@ _REQUEST_FIELDS = (
 
 def read(source: TraceSource) -> Trace:
     """Read a native trace. Raises NotThisFormatError, or TraceError with file and line."""
+    _require_native(source)
+    header: dict[str, object] = {}
+    lines = _Lines(source, header)
+    return build_trace(source, lines.requests(), header, lines.blanks)
+
+
+def iter_native(source: TraceSource) -> Iterator[Request]:
+    """The requests of `read`, as they are read. Raises NotThisFormatError at once, TraceError where it is met."""
+    _require_native(source)
+    lines = _Lines(source, {})
+    return sound_requests(source, lines.requests(), lines.blanks)
+
+
+def _require_native(source: TraceSource) -> None:
     if not source.first_object().keys() & {HEADER, "segment", "request"}:
         raise NotThisFormatError(f"the first line has none of {HEADER!r}, 'segment' and 'request'")
-    header: dict[str, object] = {}
-    return build_trace(source, _Lines(source, header).requests(), header)
 
 
 class _Lines:
@@ -49,6 +64,11 @@ class _Lines:
         self._source, self._header = source, header
         self._pool = SegmentPool()
         self._by_id: dict[str, Segment] = {}
+        self._blanks = False
+
+    def blanks(self) -> bool:
+        """Whether a segment without text has been read."""
+        return self._blanks
 
     def requests(self) -> Iterator[Request]:
         ordinal = 0
@@ -75,7 +95,7 @@ class _Lines:
         self._header.update(values)
 
     def _define(self, line: int, values: dict[str, Any]) -> None:
-        fields = Fields(self._source, line, values, f"segment {values['segment']!r:.80}")
+        fields = Fields(self._source, line, values, f"segment {brief(values['segment'])}")
         fields.refuse_others(_SEGMENT_FIELDS)
         segment = self._segment(fields)
         if values["segment"] != segment.content_id:
@@ -90,10 +110,11 @@ class _Lines:
         text, token_ids = fields.text("text"), fields.token_ids()
         if text is None and token_ids is None:
             raise fields.error("has no 'text'")
+        self._blanks = self._blanks or not text
         return self._pool.intern(kind, text or "", fields.name("role"), token_ids)
 
     def _request(self, line: int, ordinal: int, values: dict[str, Any]) -> Request:
-        fields = Fields(self._source, line, values, f"request {values['request']!r:.80}")
+        fields = Fields(self._source, line, values, f"request {brief(values['request'])}")
         fields.refuse_others(_REQUEST_FIELDS)
         request_id, max_tokens = fields.name("request"), fields.count("max_tokens")
         if request_id is None:
@@ -117,9 +138,10 @@ class _Lines:
         if type(parts) is not list:
             raise fields.error("has a 'prelude' that is not a list of lists")
         try:
-            return tuple(map(self._by_id.__getitem__, parts))
-        except (KeyError, TypeError):
+            found = itemgetter(*parts)(self._by_id)
+        except (KeyError, TypeError):  # also for an empty list, which itemgetter does not take
             return tuple([self._part(line, fields, part) for part in parts])
+        return found if len(parts) > 1 else (found,)
 
     def _part(self, line: int, fields: Fields, part: Any) -> Segment:
         if type(part) is dict:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from hashlib import sha256
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, not_
 
 import orjson
 
@@ -62,13 +63,13 @@ class TraceDigest:
         prompts = (request.segments, *request.prelude)
         ids = [list(map(_content_id, prompt)) for prompt in prompts]
         for prompt, prompt_ids in zip(prompts, ids, strict=True):
-            if not self._seen.issuperset(prompt_ids):
-                self._add_segments(prompt)
+            unseen = map(not_, map(self._seen.__contains__, prompt_ids))
+            self._add_segments(compress(prompt, unseen))
         asked = [request.request_id, request.max_tokens, request.stop, request.chat, ids[0], ids[1:]]
         kept = [request.session, request.expected, request.timestamp]
         self._hash.update(b"\n" + orjson.dumps([*asked, *kept]))
 
-    def _add_segments(self, segments: Sequence[Segment]) -> None:
+    def _add_segments(self, segments: Iterable[Segment]) -> None:
         for segment in segments:
             if segment.content_id not in self._seen:
                 self._seen.add(segment.content_id)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from kvaudit.errors import TraceError
+from kvaudit.traces.decompress import Decompressed
 
 LONGEST_LINE = 1 << 28
 """Bytes. A longer line is a decompression bomb, or the file is not made of lines."""
@@ -127,16 +128,14 @@ def _copied(stream: BinaryIO, name: str) -> Iterator[TraceSource]:
 
 
 @contextmanager
-def _decompressed(path: Path) -> Iterator[io.BufferedReader]:
-    with path.open("rb") as stream:
+def _decompressed(path: Path) -> Iterator[BinaryIO]:
+    with io.BufferedReader(path.open("rb", buffering=0), _BUFFER) as stream:
         head = stream.peek(4)
         codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)
         if codec is None:
             yield stream
             return
-        import pyarrow as pa
-
-        with io.BufferedReader(pa.CompressedInputStream(stream, codec), _BUFFER) as plain:
+        with io.BufferedReader(Decompressed(stream, codec), _BUFFER) as plain:
             yield plain
 
 

@@ -34,7 +34,7 @@ LINES: list[dict[str, object]] = [
 ]
 CHATS: list[dict[str, object]] = [
     {"id": 1, "session": "s", "messages": [{"role": "system", "content": "Help."}, {"role": "user", "content": "?"}]},
-    {"custom_id": "c", "body": {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}]}]}},
+    {"custom_id": "c", "messages": [{"role": "user", "content": [{"type": "text", "text": "?"}]}]},
 ]
 NATIVE, MESSAGES = (b"".join(orjson.dumps(line) + b"\n" for line in lines) for lines in (LINES, CHATS))
 COMPRESSED = [gzip.compress(NATIVE), zstandard.compress(NATIVE), gzip.compress(MESSAGES), zstandard.compress(MESSAGES)]

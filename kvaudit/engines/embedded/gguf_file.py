@@ -86,6 +86,15 @@ def gguf_leading_ids(path: Path) -> tuple[int, ...] | None:
     return (int(begin),) if adds and begin is not None else ()
 
 
+def gguf_context_tokens(path: Path) -> int | None:
+    """The longest context that the file says the model takes; None where it says nothing."""
+    import gguf
+
+    file = gguf.GGUFReader(path)
+    tokens = _value(file, f"{_value(file, 'general.architecture')}.context_length")
+    return None if tokens is None else int(tokens)
+
+
 _SAFETENSORS = "use the model's safetensors"
 
 

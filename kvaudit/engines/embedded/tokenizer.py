@@ -20,6 +20,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATE_DAY = datetime(2024, 7, 26)
 """What a chat template sees as today (Llama's own default), so that a prompt is the same on every day."""
 
+_NULLS_KEPT = "{% set messages = given_messages %}"
+"""Before a template: some releases of transformers take null contents out of `messages`, other servers do not."""
+
 
 class ModelTokenizer:
     """The `Tokenizer` of an engine over a transformers tokenizer."""
@@ -70,22 +73,29 @@ class ModelTokenizer:
         text are left out. Raises UsageError without a template, TraceError, naming the message, where the template
         refuses the messages or changes a content by more than the white space around it.
         """
-        if self._template is None:
-            raise UsageError("the model has no chat template", "use a trace of plain segments instead of messages")
-        rendered = self._rendered(messages)
+        rendered = self.render(messages)
         marks = [f"kvaudit-message-{index}-content" for index in range(len(messages))]
-        marked = self._rendered([(role, mark) for (role, _), mark in zip(messages, marks, strict=True)])
+        marked = self.render([(role, mark) for (role, _), mark in zip(messages, marks, strict=True)])
         return _pieces(rendered, _glue(marked, marks), [content for _, content in messages])
 
-    def _rendered(self, messages: Sequence[tuple[str, str]]) -> str:
+    def render(self, messages: Sequence[tuple[str, str | None]], generation_prompt: bool = True) -> str:
+        """What the model's template itself makes of (role, content) messages; None is a content that is null.
+
+        Raises UsageError without a template, TraceError where the template refuses the messages.
+        """
+        if self._template is None:
+            raise UsageError("the model has no chat template", "use a trace of plain segments instead of messages")
         from jinja2 import TemplateError
 
+        given = [{"role": role, "content": content} for role, content in messages]
+        nulls = any(content is None for _, content in messages)
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [{"role": role, "content": content} for role, content in messages],
+                given,
                 tokenize=False,
-                chat_template=self._template,
-                add_generation_prompt=True,
+                chat_template=_NULLS_KEPT + self._template if nulls else self._template,
+                add_generation_prompt=generation_prompt,
+                given_messages=given,
             )
         except ImportError as error:
             raise UsageError(f"chat templates cannot be rendered: {first_line(error)}") from error
