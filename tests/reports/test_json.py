@@ -27,6 +27,8 @@ def test_keys_are_stable():
         "arms",
         "figures",
         "examples",
+        "gates_from",
+        "baseline",
     ]
     assert set(found["verdict"]) == {"outcome", "exit_code", "gates"}
     assert {
@@ -41,6 +43,7 @@ def test_keys_are_stable():
         "n",
         "needed",
         "block",
+        "than",
         "sentence",
     } == set(found["verdict"]["gates"][0])
     assert {"policy", "seen", "reasons", "flipped", "smallest_visible", "sentence", "details"} <= set(

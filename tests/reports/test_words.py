@@ -102,15 +102,11 @@ def reproduced(orders: dict[str, str], repeat: str = "a b c d e", **settings) ->
 
 
 def test_the_repeat_counts_for_as_much_as_it_shows():
-    assert reproduced({"reversed": "a b c d x"}) == (
-        "The repeat control reproduced every answer, but only 1 request changed: any two runs agree with probability "
-        "0.33, so run-to-run variation is not ruled out."
+    head = (
+        "The repeat control reproduced every answer; if answers varied at random from run to run, it would have done "
     )
-    assert reproduced({"reversed": "x y z d e"}) == "The repeat control reproduced every answer."
-    seven = {f"o{index}": " ".join(f"{word}{index}" for word in "abcde") for index in range(6)}
-    assert reproduced({**seven, "o6": "v w x y z"}).endswith(
-        "with probability 0.03: run-to-run variation is not the cause."
-    )
+    assert reproduced({"reversed": "a b c d x"}) == f"{head}so with probability 0.33: that is not ruled out."
+    assert reproduced({"reversed": "x y z d e"}) == f"{head}so with probability 0.04: the order is the cause."
 
 
 def test_a_repeat_that_differs_within_the_limit_is_not_said_to_reproduce():
