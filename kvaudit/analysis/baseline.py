@@ -39,11 +39,13 @@ class Setting:
 class Change:
     """A figure in both runs. `figure` is the paired difference, now minus before, over the requests of both: its metric
     is `fidelity_change` or `variation_change`, its `discordant` counts requests that are right only now and only
-    before."""
+    before. `gained` and `lost` are the sums over requests of what rose and what fell."""
 
     figure: Figure
     before: float
     now: float
+    gained: float
+    lost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Flips:
 class Baseline:
     """This run held against an earlier one, of which `manifest` and `findings` are.
 
-    requests: how many have the same prompt in both; block: how many of them count as one, since their windows overlap.
+    requests: how many have the same prompt in both; overlap: how many successive ones share content.
     only_now, only_before: how many have no counterpart.
     """
 
@@ -67,7 +69,7 @@ class Baseline:
     findings: tuple[Finding, ...]
     settings: tuple[Setting, ...]
     requests: int
-    block: int
+    overlap: int
     only_now: int
     only_before: int
     policies_only_now: tuple[str, ...]
@@ -105,20 +107,21 @@ def against(now: Side, before: Side, seed: int) -> Baseline:
     """What changed from `before` to `now`. `seed` seeds the bootstrap."""
     same = _same_prompts(now, before)
     shared = Shared(*same, _shared_arms(now.grid, before.grid))
-    block = stats.block_length(stream_overlap(now.requests), len(shared.now))
+    overlap = stream_overlap(now.requests)
+    block = stats.block_length(overlap, len(shared.now))
     policies_now, policies_before = now.grid.policies, before.grid.policies
     return Baseline(
         manifest=before.manifest,
         findings=before.findings,
         settings=tuple(_settings(before.manifest, now.manifest)),
         requests=len(shared.now),
-        block=block,
+        overlap=overlap,
         only_now=len(now.requests) - len(shared.now),
         only_before=len(before.requests) - len(shared.now),
         policies_only_now=tuple(name for name in policies_now if name not in policies_before),
         policies_only_before=tuple(name for name in policies_before if name not in policies_now),
         changes=(
-            *_fidelity_changes(now, before, shared, block, seed),
+            *_fidelity_changes(now, before, shared, block),
             *_variation_changes(now, before, shared, block, seed),
         ),
         flips=tuple(_flips(now, before, shared)),
@@ -161,18 +164,19 @@ def _identity(arm: PlannedArm) -> tuple[str, str, str, int | None]:
     return arm.policy, arm.order, arm.control, arm.order_seed
 
 
-def _fidelity_changes(now: Side, before: Side, shared: Shared, block: int, seed: int) -> Iterator[Change]:
+def _fidelity_changes(now: Side, before: Side, shared: Shared, block: int) -> Iterator[Change]:
     contrasts = []
     for policy, order, control in shared.arms:
         first, second = now.agreement(policy, order, control), before.agreement(policy, order, control)
         if first is not None and second is not None:
             figure = Figure("fidelity_change", policy, order, control)
             contrasts.append(Contrast(figure, first[shared.now], second[shared.before]))
-    for contrast, figure in zip(contrasts, contrasted(contrasts, block, seed), strict=True):
+    for contrast, figure in zip(contrasts, contrasted(contrasts, block), strict=True):
         compared = (contrast.first != NOT_COMPARABLE) & (contrast.second != NOT_COMPARABLE)
         if compared.any():
             first, second = contrast.first[compared], contrast.second[compared]
-            yield Change(figure, float(second.mean()), float(first.mean()))
+            gained, lost = float((first > second).sum()), float((first < second).sum())
+            yield Change(figure, float(second.mean()), float(first.mean()), gained, lost)
 
 
 def _variation_changes(now: Side, before: Side, shared: Shared, block: int, seed: int) -> Iterator[Change]:
@@ -184,7 +188,9 @@ def _variation_changes(now: Side, before: Side, shared: Shared, block: int, seed
         (estimate,) = stats.mean_intervals(difference, block, (-1.0, 1.0), seed)
         if estimate is not None:
             figure = estimated(Figure("variation_change", policy, control="none"), estimate)
-            yield Change(figure, float(theirs[both].mean()), float(mine[both].mean()))
+            rose = difference[0, both]
+            gained, lost = float(rose.clip(min=0).sum()), float(-rose.clip(max=0).sum())
+            yield Change(figure, float(theirs[both].mean()), float(mine[both].mean()), gained, lost)
 
 
 def _variations(now: Side, before: Side, shared: Shared, policy: str) -> tuple[Floats, Floats]:

@@ -1,8 +1,8 @@
 """What an audit's answers come to: comparisons to figures, each a row of the `summary` table (DESIGN 3, Measures).
 
-What each figure is, and its interval: `kvaudit.schema.metrics`. The Holm family of a p-value is every row of its
-metric. Where windows overlap, bootstraps resample blocks of the stream, and exact intervals and power count as many
-requests as there are blocks (`stats.block_length`).
+What each figure is, and its interval: `kvaudit.schema.metrics`. The Holm family of an adjusted p-value is every row of
+its metric. Where windows overlap, bootstraps resample blocks of the stream, and intervals, tests and power count as
+many requests as there are blocks (`stats.block_length`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def answer_figures(grid: Grid, pairs: Sequence[Pair], overlap: int, seed: int) -
     """Every figure about answers. `overlap` is the stream's (`stream_overlap`), `seed` seeds the bootstrap."""
     block = stats.block_length(overlap, len(grid.request_ids))
     reference = {pair.right: pair for pair in pairs if pair.kind == "reference"}
-    policy_differences = contrasted(list(_policy_contrasts(grid, reference)), block, seed)
+    policy_differences = contrasted(list(_policy_contrasts(grid, reference)), block)
     return (
         *_fidelity(grid, reference, block),
         *_accuracy(grid, block),
@@ -68,9 +68,9 @@ def answer_figures(grid: Grid, pairs: Sequence[Pair], overlap: int, seed: int) -
         *policy_differences,
         *_power(policy_differences, overlap, block),
         *_adjusted(_cochran_policies(grid, reference, block)),
-        *contrasted(list(_order_contrasts(grid, reference)), block, seed),
+        *contrasted(list(_order_contrasts(grid, reference)), block),
         *_adjusted(_cochran_orders(grid, reference, block)),
-        *contrasted(list(_history_contrasts(grid, reference)), block, seed),
+        *contrasted(list(_history_contrasts(grid, reference)), block),
     )
 
 
@@ -321,25 +321,19 @@ def _conditions(grid: Grid) -> list[tuple[str, str]]:
     return sorted((pair for pair in found if pair[1] in ("none", "reset")), key=lambda pair: pair[1] == "reset")
 
 
-def contrasted(contrasts: Sequence[Contrast], block: int, seed: int) -> list[Figure]:
+def contrasted(contrasts: Sequence[Contrast], block: int) -> list[Figure]:
     """Each contrast with its difference, interval, exact McNemar p-value and Holm's adjustment over all of them."""
-    if not contrasts:
-        return []
-    first = np.array([contrast.first for contrast in contrasts])
-    second = np.array([contrast.second for contrast in contrasts])
-    compared = (first != NOT_COMPARABLE) & (second != NOT_COMPARABLE)
-    differences = np.where(compared, first.astype(np.float64) - second, np.nan)
     figures = []
-    for contrast, row, estimate in zip(
-        contrasts, differences, stats.mean_intervals(differences, block, (-1.0, 1.0), seed), strict=True
-    ):
-        figure = estimated(contrast.figure, estimate)
+    for figure, first, second in contrasts:
+        compared = (first != NOT_COMPARABLE) & (second != NOT_COMPARABLE)
+        discordant = int((first[compared] > second[compared]).sum()), int((first[compared] < second[compared]).sum())
+        estimate = stats.paired_difference(*discordant, int(compared.sum()), block)
+        made = estimated(figure, estimate)
         if estimate is not None:
-            discordant = int((row > 0).sum()), int((row < 0).sum())
             p = stats.mcnemar_p(*discordant, stats.independent(estimate.n, block) / estimate.n)
             test = f"exact McNemar{stats.in_blocks(block)}; {estimate.method}"
-            figure = replace(figure, test=test, p_value=p, discordant=discordant)
-        figures.append(figure)
+            made = replace(made, test=test, p_value=p, discordant=discordant)
+        figures.append(made)
     return _adjusted(figures)
 
 

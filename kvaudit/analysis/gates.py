@@ -2,13 +2,13 @@
 
 An absolute limit fails when the observed value breaks it and passes when its 95 % bound keeps it. A relative one, held
 against another policy or a baseline, is judged by the bounds of the paired interval alone: it passes when all of the
-interval keeps the limit, fails when none of it does. Everything in between is inconclusive.
+interval keeps the limit, fails when none of it does. Everything in between is inconclusive, and so is an answer
+variation above its limit where run-to-run noise is not ruled out. Requests whose windows overlap count as one.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from kvaudit.errors import UsageError
 
 Outcome = Literal["pass", "fail", "inconclusive", "no gates"]
 Gate = Literal["min-fidelity", "max-variation", "non-inferior", "max-fidelity-drop", "max-variation-rise"]
+MOST_REQUESTS = 1_000_000_000
 Why = Literal["broken", "kept", "no-power", "noise-possible", "finding-inconclusive", "not-compared"]
 
 
@@ -88,7 +89,7 @@ class GateResult:
     bound: the 95 % bound that would have to keep the limit.
     order: the order with the worst value, where the gate looks at every order.
     needed: the number of requests at which the bound would keep the limit if the observed value held (None: at none).
-    block: how many of the n requests count as one because their windows overlap.
+    overlap: how many successive requests share content; a bound of a gate counts them as one.
     than: the policy that a non-inferiority gate holds this one against.
     """
 
@@ -102,18 +103,30 @@ class GateResult:
     order: str | None = None
     n: int | None = None
     needed: int | None = None
-    block: int = 1
+    overlap: int = 1
     than: str | None = None
 
 
-class Difference(NamedTuple):
-    """A paired difference in one order, with its interval."""
+class Paired(NamedTuple):
+    """What one order lost and gained on n requests against the other policy or run, each a sum over requests."""
 
     order: str | None
-    value: float
-    low: float
-    high: float
+    gained: float
+    lost: float
     n: int
+
+    @property
+    def value(self) -> float:
+        return (self.gained - self.lost) / self.n
+
+    def interval(self, overlap: int, alpha: float = stats.ALPHA, requests: int | None = None) -> tuple[float, float]:
+        """Of the difference; as it would be over another number of requests of which as many had gained and lost."""
+        n = requests or self.n
+        scale = n / self.n
+        estimate = stats.paired_difference(self.gained * scale, self.lost * scale, n, overlap, alpha)
+        if estimate is None or estimate.low is None or estimate.high is None:
+            return -1.0, 1.0
+        return estimate.low, estimate.high
 
 
 def gate_results(
@@ -135,37 +148,43 @@ def gate_results(
 
 def _fidelity_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
     """The order with the lowest fidelity must keep the limit; every order's lower bound must too, to pass."""
+    overlap = finding.overlap
     measured = [
-        (figure.value, figure.low or 0.0, figure)
+        (figure.value, figure.n, figure.order)
         for figure in select(figures, "fidelity", finding.policy, control="none")
-        if figure.value is not None
+        if figure.value is not None and figure.n
     ]
     if not measured:
-        return GateResult("min-fidelity", finding.policy, limit, "inconclusive", "finding-inconclusive")
-    value, _, worst = min(measured, key=lambda row: row[0])
-    bound = min(low for _, low, _ in measured)
-    outcome, why = _judged((finding,), broken=value < limit, kept=bound >= limit)
-    needed = stats.requests_for_fidelity(value, limit, finding.overlap) if why == "no-power" else None
+        return _unjudged("min-fidelity", finding, limit, overlap)
+
+    def lowest(scale: float = 1.0) -> float:
+        bounds = (stats.wilson(value * n * scale, round(n * scale), overlap) for value, n, _ in measured)
+        return min(bound.low or 0.0 for bound in bounds if bound is not None)
+
+    value, n, order = min(measured)
+    outcome, why = _judged((finding,), broken=value < limit, kept=lowest() >= limit)
+    needed = _needed(n, lambda requests: lowest(requests / n) >= limit) if why == "no-power" else None
     return GateResult(
-        "min-fidelity", finding.policy, limit, outcome, why, value, bound, worst.order, worst.n, needed, finding.block
+        "min-fidelity", finding.policy, limit, outcome, why, value, lowest(), order, n, needed, overlap=overlap
     )
 
 
 def _variation_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
+    overlap = finding.overlap
     figure = next(iter(select(figures, "answer_variation", finding.policy)), None)
-    if figure is None or figure.value is None or figure.n is None:
-        return GateResult("max-variation", finding.policy, limit, "inconclusive", "finding-inconclusive")
-    high = 1.0 if figure.high is None else figure.high
-    broken, kept = figure.value > limit, high <= limit
-    outcome, why = _judged((finding,), broken=broken, kept=kept)
+    if figure is None or figure.value is None or figure.n is None or figure.high is None:
+        return _unjudged("max-variation", finding, limit, overlap)
+    value, n = figure.value, figure.n
+    high = figure.high if overlap == 1 else max(figure.high, stats.upper_bound_of_mean(value, n, overlap))
+    outcome, why = _judged((finding,), broken=value > limit, kept=high <= limit)
     if why == "broken" and not finding.noise_excluded:
         outcome, why = "inconclusive", "noise-possible"
     needed = None
     if why == "no-power":
-        estimate = stats.Estimate(figure.value, figure.low, figure.high, figure.n, figure.test or "")
-        needed = stats.requests_for_variation(estimate, limit, finding.overlap)
-    n, block = figure.n, finding.block
-    return GateResult("max-variation", finding.policy, limit, outcome, why, figure.value, high, None, n, needed, block)
+        needed = _needed(n, lambda requests: stats.upper_bound_of_mean(value, requests, overlap) <= limit)
+    return GateResult(
+        "max-variation", finding.policy, limit, outcome, why, value, high, None, n, needed, overlap=overlap
+    )
 
 
 def _non_inferiority_gates(
@@ -173,73 +192,75 @@ def _non_inferiority_gates(
 ) -> Iterator[GateResult]:
     found = {finding.policy: finding for finding in findings}
     for gate in gates:
-        pair = found[gate.policy], found[gate.than]
-        block = pair[0].block
+        finding, other = found[gate.policy], found[gate.than]
         forward = select(figures, "fidelity_difference", f"{gate.policy} - {gate.than}", control="none")
         backward = select(figures, "fidelity_difference", f"{gate.than} - {gate.policy}", control="none")
-        differences = _differences([*forward, *(_turned(figure) for figure in backward)])
-        result = replace(_unjudged("non-inferior", pair[0], gate.margin, block), than=gate.than)
-        yield _held(result, differences, pair)
+        pairs = [
+            Paired(figure.order, *(figure.discordant if figure in forward else figure.discordant[::-1]), figure.n)
+            for figure in (*forward, *backward)
+            if figure.discordant is not None and figure.n
+        ]
+        unjudged = replace(_unjudged("non-inferior", finding, gate.margin, finding.overlap), than=gate.than)
+        yield _held(unjudged, pairs, (finding, other))
 
 
 def _baseline_gates(finding: Finding, gates: Gates, baseline: Baseline) -> Iterator[GateResult]:
-    pair = (finding, *(before for before in baseline.findings if before.policy == finding.policy))
-    mine = [change.figure for change in baseline.changes if change.figure.policy == finding.policy]
+    both = (finding, *(before for before in baseline.findings if before.policy == finding.policy))
+    mine = [change for change in baseline.changes if change.figure.policy == finding.policy and change.figure.n]
     if gates.max_fidelity_drop is not None:
-        drops = _differences(select(mine, "fidelity_change", control="none"))
-        yield _held(_unjudged("max-fidelity-drop", finding, gates.max_fidelity_drop, baseline.block), drops, pair)
+        drops = [
+            Paired(change.figure.order, change.gained, change.lost, change.figure.n or 0)
+            for change in mine
+            if change.figure.metric == "fidelity_change" and change.figure.control == "none"
+        ]
+        yield _held(_unjudged("max-fidelity-drop", finding, gates.max_fidelity_drop, baseline.overlap), drops, both)
     if gates.max_variation_rise is not None:
-        rises = [_turned(figure) for figure in select(mine, "variation_change")]
-        unjudged = _unjudged("max-variation-rise", finding, gates.max_variation_rise, baseline.block)
-        gate = _held(unjudged, _differences(rises), pair)
-        yield replace(gate, value=_negated(gate.value), bound=_negated(gate.bound))
+        rises = [
+            Paired(None, change.lost, change.gained, change.figure.n or 0)
+            for change in mine
+            if change.figure.metric == "variation_change"
+        ]
+        gate = _held(_unjudged("max-variation-rise", finding, gates.max_variation_rise, baseline.overlap), rises, both)
+        value, bound = (None if number is None else -number for number in (gate.value, gate.bound))
+        yield replace(gate, value=value, bound=bound)
 
 
-def _unjudged(gate: Gate, finding: Finding, limit: float, block: int) -> GateResult:
-    return GateResult(gate, finding.policy, limit, "inconclusive", "not-compared", block=block)
+def _unjudged(gate: Gate, finding: Finding, limit: float, overlap: int) -> GateResult:
+    return GateResult(gate, finding.policy, limit, "inconclusive", "not-compared", overlap=overlap)
 
 
-def _held(gate: GateResult, differences: Sequence[Difference], findings: Sequence[Finding]) -> GateResult:
-    """A relative gate, given every order's difference; a negative one is a loss."""
-    if not differences:
+def _held(gate: GateResult, pairs: Sequence[Paired], findings: Sequence[Finding]) -> GateResult:
+    """A relative gate, given what every order lost and gained.
+
+    It passes when every order's interval keeps the limit, and fails when any order's is beyond it at the level that
+    Bonferroni's correction for so many orders asks for: looking at five must not make it fail five times as often.
+    """
+    if not pairs:
         return gate
-    worst = min(differences, key=lambda difference: difference.value)
-    bound = min(difference.low for difference in differences)
-    broken = any(difference.high < -gate.limit for difference in differences)
-    outcome, why = _judged(findings, broken=broken, kept=bound >= -gate.limit)
+    overlap, limit = gate.overlap, -gate.limit
+    beyond = [pair for pair in pairs if pair.interval(overlap, stats.ALPHA / len(pairs))[1] < limit]
+    worst = min(beyond or pairs, key=lambda pair: pair.interval(overlap)[0])
+    bound = worst.interval(overlap)[0]
+    outcome, why = _judged(findings, broken=bool(beyond), kept=bound >= limit)
     needed = None
-    if why == "no-power" and worst.value > -gate.limit:
-        needed = math.ceil(worst.n * ((worst.value - bound) / (worst.value + gate.limit)) ** 2)
+    if why == "no-power":
+        needed = _needed(worst.n, lambda requests: worst.interval(overlap, requests=requests)[0] >= limit)
     return replace(
-        gate,
-        outcome=outcome,
-        why=why,
-        value=worst.value,
-        bound=bound,
-        order=worst.order,
-        n=worst.n,
-        needed=needed,
+        gate, outcome=outcome, why=why, value=worst.value, bound=bound, order=worst.order, n=worst.n, needed=needed
     )
 
 
-def _differences(figures: Iterable[Figure]) -> list[Difference]:
-    return [
-        Difference(figure.order, figure.value, figure.low, figure.high, figure.n)
-        for figure in figures
-        if figure.value is not None and figure.low is not None and figure.high is not None and figure.n
-    ]
-
-
-def _turned(figure: Figure) -> Figure:
-    """The difference of the same two policies the other way round."""
-    first, second = figure.discordant or (0, 0)
-    turned = None if figure.discordant is None else (second, first)
-    value, low, high = _negated(figure.value), _negated(figure.high), _negated(figure.low)
-    return replace(figure, value=value, low=low, high=high, discordant=turned)
-
-
-def _negated(value: float | None) -> float | None:
-    return None if value is None else -value
+def _needed(n: int, enough: Callable[[int], bool]) -> int | None:
+    """About how many requests are enough, where n are not; None where MOST_REQUESTS are not either."""
+    low, high = n, 2 * n
+    while not enough(high):
+        if high > MOST_REQUESTS:
+            return None
+        low, high = high, 2 * high
+    while high - low > max(1, high // 1_000):
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def _judged(findings: Sequence[Finding], *, broken: bool, kept: bool) -> tuple[Outcome, Why]:

@@ -58,11 +58,11 @@ def wilson(successes: float, n: int, block: int = 1) -> Estimate | None:
     return Estimate(share, float(low), float(high), n, f"Wilson{in_blocks(block)}")
 
 
-def upper_bound_of_none(n: int) -> float:
-    """Clopper-Pearson upper bound of a share of which n requests showed nothing (two-sided 95 %)."""
+def upper_bound_of_none(n: int, alpha: float = ALPHA) -> float:
+    """Clopper-Pearson upper bound of a share of which n requests showed nothing (two-sided)."""
     from statsmodels.stats.proportion import proportion_confint
 
-    return float(proportion_confint(0, n, alpha=ALPHA, method="beta")[1])
+    return float(proportion_confint(0, n, alpha=alpha, method="beta")[1])
 
 
 def smallest_visible(n: int) -> float | None:
@@ -73,10 +73,11 @@ def smallest_visible(n: int) -> float | None:
 def block_length(overlap: int, n: int) -> int:
     """How many successive requests are resampled together where windows overlap.
 
-    As many as share content (`overlap`), but no more than leave 20 blocks, or n^(1/3) on a short stream (the usual
-    rate for block bootstraps, Hall, Horowitz and Jing 1995), and never fewer than two blocks.
+    As many as share content (`overlap`), but no more than leave 20 blocks, or sqrt(n) on a short stream, and never
+    fewer than two blocks. Shorter blocks than these, of n^(1/3) requests as for estimates of a variance, let tests and
+    intervals miss their level where an answer hangs on a document that every neighbour shares (test_simulations).
     """
-    return max(1, min(overlap, max(math.ceil(math.cbrt(n)), n // 20), n // 2))
+    return max(1, min(overlap, max(math.ceil(math.sqrt(n)), n // 20), n // 2))
 
 
 def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed: int) -> list[Estimate | None]:
@@ -123,11 +124,13 @@ def fleiss_kappa(codes: Integers) -> float | None:
 def mcnemar_p(only_first: int, only_second: int, counted: float = 1.0) -> float:
     """Exact McNemar test on the discordant counts: how often only the first, and only the second, was right.
 
-    Requests that share content are often wrong together: `counted` is the share of requests that count.
+    Requests that share content are often wrong together: `counted` is the share of requests that count, and counts are
+    rounded towards no difference.
     """
     from statsmodels.stats.contingency_tables import mcnemar
 
-    first, second = round(only_first * counted), round(only_second * counted)
+    more, fewer = math.floor(max(only_first, only_second) * counted), math.ceil(min(only_first, only_second) * counted)
+    first, second = max(more, fewer), fewer
     return float(mcnemar([[0, first], [second, 0]], exact=True).pvalue)
 
 
@@ -156,33 +159,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in multipletests(list(p_values), alpha=ALPHA, method="holm")[1]]
 
 
-def requests_for_fidelity(value: float, limit: float, overlap: int = 1) -> int | None:
-    """Requests whose Wilson lower bound would reach the limit at this fidelity; None when no number would.
-
-    The lower bound L of the score interval solves (p - L)^2 = z^2 L (1 - L) / n. `overlap`: requests that share
-    content and so count as one, as they all do in a long stream (`block_length`).
-    """
-    if value <= limit:
-        return None
-    return overlap * max(1, math.ceil(_z() ** 2 * limit * (1 - limit) / (value - limit) ** 2))
+def upper_bound_of_mean(mean: float, n: int, block: int = 1) -> float:
+    """An upper bound of a mean of shares whatever they are: Wilson's, and never below the one of no share at all."""
+    none = upper_bound_of_none(independent(n, block))
+    estimate = wilson(mean * n, n, block) if mean > 0 else None
+    return none if estimate is None or estimate.high is None else max(estimate.high, none)
 
 
-def requests_for_variation(estimate: Estimate, limit: float, overlap: int = 1) -> int | None:
-    """Requests whose upper bound would keep the limit at this answer variation; None when no number would.
-
-    The interval shrinks with the square root of n; with no variation seen the bound is Clopper-Pearson's, in which
-    `overlap` requests that share content count as one.
-    """
-    if estimate.high is None or estimate.value >= limit:
-        return None
-    unseen = overlap * (max(1, math.ceil(math.log(ALPHA / 2) / math.log1p(-limit))) if limit < 1 else 1)
-    if estimate.value == 0:
-        return unseen
-    width = (estimate.high - estimate.value) / (limit - estimate.value)
-    return max(unseen, math.ceil(estimate.n * width**2))
-
-
-def paired_difference(only_first: float, only_second: float, n: int, block: int = 1) -> Estimate | None:
+def paired_difference(
+    only_first: float, only_second: float, n: int, block: int = 1, alpha: float = ALPHA
+) -> Estimate | None:
     """The difference of two shares on the same n requests, first minus second, with an interval for gates.
 
     `only_first` and `only_second` count the requests on which only the one, and only the other, was right; where a
@@ -200,10 +186,10 @@ def paired_difference(only_first: float, only_second: float, n: int, block: int 
         return None
     blocks = independent(n, block)
     if only_first == only_second == 0:
-        return _constant(0.0, n, block, (-1.0, 1.0))
+        return _constant(0.0, n, block, (-1.0, 1.0), alpha)
     first, second = only_first * blocks / n, only_second * blocks / n
-    low = min(_adjusted_wald(first, second, blocks)[0], _paired_score(first, second, blocks)[0])
-    high = max(_adjusted_wald(first, second, blocks)[1], _paired_score(first, second, blocks)[1])
+    bounds = [interval(first, second, blocks, _z(alpha)) for interval in (_adjusted_wald, _paired_score)]
+    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
     method = f"adjusted Wald or score, the wider bound{in_blocks(block)}"
     return Estimate((only_first - only_second) / n, max(-1.0, low), min(1.0, high), n, method)
 
@@ -224,17 +210,15 @@ def chance_of_reproducing(agree: Flags) -> float:
     return float(shares.prod())
 
 
-def _adjusted_wald(first: float, second: float, n: float) -> tuple[float, float]:
+def _adjusted_wald(first: float, second: float, n: float, z: float) -> tuple[float, float]:
     first, second = (first + 1) / (n + 2), (second + 1) / (n + 2)
-    half = _z() * math.sqrt((first + second - (first - second) ** 2) / (n + 2))
+    half = z * math.sqrt((first + second - (first - second) ** 2) / (n + 2))
     return first - second - half, first - second + half
 
 
-def _paired_score(first: float, second: float, n: float) -> tuple[float, float]:
+def _paired_score(first: float, second: float, n: float, z: float) -> tuple[float, float]:
     """The differences that Tango's score test, at the constrained maximum likelihood, does not refuse."""
     from scipy.optimize import brentq
-
-    z = _z()
 
     def excess(difference: float, direction: int) -> float:
         a, b = 2 * n, (2 * n - first + second) * difference - first - second
@@ -257,13 +241,11 @@ def _careful(values: Floats, block: int, bounds: tuple[float, float]) -> Estimat
     if bounds[0] < 0:
         rises, falls = float(values.clip(min=0).sum()), float(-values.clip(max=0).sum())
         return paired_difference(rises, falls, n, block)
-    estimate = wilson(float(values.sum()), n, block)
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return None
-    unseen = upper_bound_of_none(independent(n, block))
     if block == 1:
-        return replace(estimate, low=estimate.value, high=unseen, method="exact binomial (Clopper-Pearson) of none")
-    return replace(estimate, high=max(unseen, estimate.high))
+        mean = float(values.mean())
+        return Estimate(mean, mean, upper_bound_of_none(n), n, "exact binomial (Clopper-Pearson) of none")
+    estimate = wilson(float(values.sum()), n, block)
+    return estimate and replace(estimate, high=upper_bound_of_mean(estimate.value, n, block))
 
 
 def _wider(estimate: Estimate, other: Estimate | None) -> Estimate:
@@ -276,8 +258,8 @@ def _wider(estimate: Estimate, other: Estimate | None) -> Estimate:
     return replace(estimate, low=low, high=high, method=f"{estimate.method}, or {other.method}, the wider bound")
 
 
-def _constant(value: float, n: int, block: int, bounds: tuple[float, float]) -> Estimate:
-    unseen = upper_bound_of_none(independent(n, block))
+def _constant(value: float, n: int, block: int, bounds: tuple[float, float], alpha: float = ALPHA) -> Estimate:
+    unseen = upper_bound_of_none(independent(n, block), alpha)
     low, high = bounds
     method = f"exact binomial (Clopper-Pearson){in_blocks(block)}"
     return Estimate(value, value - unseen * (value - low), value + unseen * (high - value), n, method)
@@ -330,7 +312,7 @@ def _ratio(sums: Floats, sizes: Floats, axis: int = -1) -> Any:
 
 
 @cache
-def _z() -> float:
+def _z(alpha: float) -> float:
     from scipy.stats import norm
 
-    return float(norm.ppf(1 - ALPHA / 2))
+    return float(norm.ppf(1 - alpha / 2))

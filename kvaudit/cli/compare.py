@@ -11,7 +11,6 @@ from kvaudit.cli.outputs import TERMINAL, print_report
 from kvaudit.errors import UsageError
 
 FORMATS = (TERMINAL, "json")
-INCONCLUSIVE = 4
 
 
 def compare(
@@ -34,6 +33,7 @@ def compare(
     """
     if report_format not in FORMATS:
         raise UsageError(f"unknown format {report_format!r}", f"known: {', '.join(FORMATS)}")
+    from kvaudit.analysis.verdict import EXIT_CODES
     from kvaudit.cli.report import audited
 
     audit = audited(now, baseline=before)[1]
@@ -45,4 +45,4 @@ def compare(
         from kvaudit.reports.json import render_baseline as render
     print_report(lambda out: render(audit, out), escapes=report_format == TERMINAL)
     doubtful = any(finding.seen == "inconclusive" for finding in (*audit.findings, *changed.findings))
-    raise typer.Exit(INCONCLUSIVE if doubtful or not changed.changes else 0)
+    raise typer.Exit(EXIT_CODES["inconclusive"] if doubtful or not changed.changes else 0)

@@ -41,7 +41,7 @@ def wanted_gates(file: Path | None, given: Mapping[str, Any], baseline: Path | N
     table = {} if source is None else _gate_table(source)
     found = Gates() if source is None else replace(_gates(table, source), source=str(source))
     gates = replace(found, **{name: value for name, value in given.items() if value is not None})
-    if source is not None and not found.any:
+    if source is not None and not gates.any:
         raise UsageError(f"{source} sets no limit", f"give one of {', '.join(_LIMITS)} or non-inferior")
     if gates.policies and not gates.per_policy:
         raise UsageError("--policy names the policies that limits hold, and no limit is set", "add --min-fidelity")

@@ -84,8 +84,9 @@ def report(
     """Report the audit of a run: verdict, findings and the figures behind them.
 
     Limits are shares from 0 to 1, from options or from `[tool.kvaudit.gates]` of pyproject.toml or `[gates]` of
-    kvaudit.toml. --min-fidelity and --max-variation fail when the observed value breaks them, pass when its 95 % bound
-    keeps them, and are inconclusive in between; the others are judged by the bounds of the paired 95 % interval alone.
+    kvaudit.toml. --min-fidelity and --max-variation fail when the observed value breaks them (variation: and noise is
+    ruled out), pass when its 95 % bound keeps them, and are inconclusive in between; the others are judged by the
+    bounds of the paired 95 % interval alone.
     Exit code: 0 pass, or no limits and a conclusive audit; 1 a limit failed; 2 a bad run or wrong usage; 4
     inconclusive.
 

@@ -1,6 +1,6 @@
 """The audit as JUnit XML: a suite for the verdict, then one for every arm with a test case for every request.
 
-A finding passes when nothing was seen, fails when it is history-sensitive, and is skipped when it is inconclusive.
+The case of the verdict holds the findings; it passes when the exit code is 0, and is skipped when it is inconclusive.
 Every arm is held against full prefill: a case passes only when its answer was compared and is equal; it fails when the
 answer differs, is an error when the engine failed, and is skipped, with the reason, when nothing can be said of it.
 Cases are written one after the other: only codes are held in memory.
@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from kvaudit.analysis.compare import DIFFERENT, EQUAL, NO_ROW, Grid, Pair, agreement
 from kvaudit.analysis.findings import Finding
-from kvaudit.analysis.gates import GateResult
 from kvaudit.reports.escape import excerpt, first_difference, visible
-from kvaudit.reports.words import finding_line, gate_sentence, percent, reason_sentence
+from kvaudit.reports.words import gate_line, gate_sentence, headline, reason_sentence
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -89,22 +88,13 @@ def render(audit: Audit, out: TextIO) -> None:
 
 
 def _verdict_cases(audit: Audit) -> Iterator[Case]:
+    """The verdict with the findings behind it, then every gate."""
+    yield Case("verdict", "verdict", _OUTCOMES[audit.verdict.outcome], "\n".join(headline(audit)))
     for gate in audit.verdict.gates:
-        outcome = {"pass": PASSED, "fail": FAILED}.get(gate.outcome, INCONCLUSIVE)
-        yield Case(_gate_name(gate), "gate", outcome, gate_sentence(gate))
-    for finding in audit.findings:
-        outcome = _SEEN[finding.seen]
-        yield Case(visible(finding.policy), "finding", outcome, finding_line(finding, audit.figures))
-    if not audit.findings:
-        yield Case("policies", "finding", INCONCLUSIVE, "No policy was audited.")
+        yield Case(gate_line(gate), "gate", _OUTCOMES[gate.outcome], gate_sentence(gate))
 
 
-_SEEN = {"none-seen": PASSED, "history-sensitive": FAILED, "inconclusive": INCONCLUSIVE}
-
-
-def _gate_name(gate: GateResult) -> str:
-    against = f" against {visible(gate.than)}" if gate.than else ""
-    return f"{visible(gate.policy)}{against}: {gate.gate} {percent(gate.limit)}"
+_OUTCOMES = {"pass": PASSED, "no gates": PASSED, "fail": FAILED, "inconclusive": INCONCLUSIVE}
 
 
 def _verdict_counts(cases: Sequence[Case]) -> Counts:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvaudit.analysis.checks import Reason, ReasonCode
-from kvaudit.analysis.figures import Figure, select
+from kvaudit.analysis.figures import POINTS, Figure, requests_metric, select
 from kvaudit.analysis.findings import Finding
 from kvaudit.analysis.gates import Gate, GateResult
 from kvaudit.analysis.verdict import Verdict
@@ -55,7 +56,7 @@ def small(value: float | None) -> str:
 def p_value(p: float | None) -> str:
     if p is None:
         return "-"
-    return "<0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"
+    return "<0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
 def names(items: Sequence[str], most: int = MOST_NAMES) -> str:
@@ -156,11 +157,13 @@ def finding_details(finding: Finding) -> list[str]:
         sentences.append(f"Changed with the order: {names(finding.examples)}{_further(finding)}.")
     if finding.reset_compared:
         sentences.append(_own_error(finding))
+    if finding.overlap > finding.block and finding.compared:
+        sentences.append(_short_stream(finding))
     return sentences
 
 
 def gate_sentence(result: GateResult) -> str:
-    head = f"{result.outcome}: {_GATES[result.gate](result)}"
+    head = f"{result.outcome}: {gate_line(result)}"
     if result.value is None:
         return f"{head}: {'nothing was measured' if result.gate in _ABSOLUTE else 'nothing could be paired'}."
     where = f" in the worst order ({visible(result.order)})" if result.order else ""
@@ -174,7 +177,7 @@ def gate_sentence(result: GateResult) -> str:
     if result.why == "broken":
         return f"{value} on {counted(result.n, 'request')}, and the whole 95 % interval is beyond the limit."
     side = "upper" if result.gate in _UPWARD else "lower"
-    bound = f"{value}, 95 % {side} bound {_gate_value(result, result.bound)}{in_blocks(result.block)}"
+    bound = f"{value}, 95 % {side} bound {_gate_value(result, result.bound)}{in_blocks(result.overlap)}"
     if result.why == "kept":
         return f"{bound}."
     if result.needed is None:
@@ -182,30 +185,31 @@ def gate_sentence(result: GateResult) -> str:
     return f"{bound}: {counted(result.n, 'request')} are too few; about {result.needed:,} would be needed."
 
 
+def gate_line(result: GateResult) -> str:
+    """What a gate asks of which policy."""
+    return f"{visible(result.policy)}, {_GATES[result.gate](result)}"
+
+
 _ABSOLUTE = frozenset({"min-fidelity", "max-variation"})
 _UPWARD = frozenset({"max-variation", "max-variation-rise"})
 _GATES: Mapping[Gate, Callable[[GateResult], str]] = MappingProxyType(
     {
-        "min-fidelity": lambda r: f"{visible(r.policy)}, fidelity at least {percent(r.limit)}",
-        "max-variation": lambda r: f"{visible(r.policy)}, answer variation at most {percent(r.limit)}",
-        "non-inferior": lambda r: (
-            f"{visible(r.policy)}, fidelity at most {_points(r.limit)} below {visible(r.than or '')}'s"
-        ),
-        "max-fidelity-drop": lambda r: f"{visible(r.policy)}, fidelity at most {_points(r.limit)} below the baseline's",
-        "max-variation-rise": lambda r: (
-            f"{visible(r.policy)}, answer variation at most {_points(r.limit)} above the baseline's"
-        ),
+        "min-fidelity": lambda r: f"fidelity at least {_limit(r.limit)} %",
+        "max-variation": lambda r: f"answer variation at most {_limit(r.limit)} %",
+        "non-inferior": lambda r: f"fidelity at most {_limit(r.limit)} points below {visible(r.than or '')}'s",
+        "max-fidelity-drop": lambda r: f"fidelity at most {_limit(r.limit)} points below the baseline's",
+        "max-variation-rise": lambda r: f"answer variation at most {_limit(r.limit)} points above the baseline's",
     }
 )
 
 
+def _limit(share: float) -> str:
+    """A limit as the user set it, in percent."""
+    return f"{100 * share:.10g}"
+
+
 def _gate_value(result: GateResult, value: float | None) -> str:
-    return percent(value) if result.gate in _ABSOLUTE else _points(value, sign=True)
-
-
-def _points(share: float | None, *, sign: bool = False) -> str:
-    """A difference of two shares."""
-    return "-" if share is None else f"{100 * share:{'+' if sign else ''}.1f} points"
+    return percent(value) if result.gate in _ABSOLUTE else f"{points(value)} points"
 
 
 def verdict_line(verdict: Verdict) -> str:
@@ -293,6 +297,35 @@ def points(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:+.1f}"
 
 
+class PowerRow(NamedTuple):
+    """What the comparison of two policies could have seen, in the order that can see least."""
+
+    policies: str
+    weakest: str
+    smallest: str
+    needed: tuple[str, ...]
+
+
+POWER_NOTE = (
+    "the smallest difference of fidelity, in points, that exact McNemar at 5 %, before Holm's adjustment, finds with "
+    "80 % probability in the order that can see least (none: not even 100 points)"
+)
+
+
+def power_rows(figures: Sequence[Figure]) -> list[PowerRow]:
+    """A row for each pair of policies; `needed` holds the requests that would show each of `figures.POINTS`."""
+    rows = []
+    found = select(figures, "smallest_difference", control="none")
+    for pair in dict.fromkeys(figure.policy for figure in found):
+        mine = [figure for figure in found if figure.policy == pair]
+        weakest = max(mine, key=lambda figure: math.inf if figure.value is None else figure.value)
+        smallest = "none" if weakest.value is None else f"{100 * weakest.value:.1f}"
+        needed = [next(iter(select(figures, requests_metric(size), pair)), None) for size in POINTS]
+        counts = ("-" if figure is None or figure.value is None else f"{figure.value:,.0f}" for figure in needed)
+        rows.append(PowerRow(pair or "", weakest.order or "", smallest, tuple(counts)))
+    return rows
+
+
 def condition(figure: Figure) -> str:
     """A figure's order, or its control in brackets."""
     return visible(figure.order or "") if figure.control == "none" else f"({visible(figure.control or '')})"
@@ -304,7 +337,8 @@ def cochran_sentence(figure: Figure) -> str:
     if figure.p_value is None:
         return f"{place}: every request is answered alike, so there is nothing for Cochran's Q to test."
     return (
-        f"{place}: Cochran's Q {number(figure.value)}, p {p_value(figure.p_value)}, Holm {p_value(figure.p_adjusted)}."
+        f"{place}: Cochran's Q {number(figure.value)}, p {p_value(figure.p_value)}, {p_value(figure.p_adjusted)} by "
+        f"{(figure.test or '').rpartition('; ')[2]}."
     )
 
 
@@ -358,9 +392,16 @@ def _reproduced(finding: Finding) -> str:
     chance = finding.chance_of_reproducing
     if chance is None:
         return f"{head}."
-    what = f"if answers varied at random from run to run, it would have done so with probability {p_value(chance)}"
-    end = "the order is the cause" if finding.noise_excluded else "that is not ruled out"
-    return f"{head}; {what}: {end}."
+    what = "if answers varied at random from run to run, request by request, it would have done so with probability"
+    end = "such noise is ruled out" if finding.noise_excluded else "such noise is not ruled out"
+    return f"{head}; {what} {p_value(chance)}: {end}."
+
+
+def _short_stream(finding: Finding) -> str:
+    return (
+        f"About {finding.overlap} successive requests share content, and on so short a stream only {finding.block} of "
+        f"them are counted as one: intervals and p-values may promise too much. Limits count all {finding.overlap}."
+    )
 
 
 def _own_error(finding: Finding) -> str:

@@ -17,7 +17,7 @@ class Metric:
 
 _ARM = "policy, order, control"
 _PAIR = "two policies `a - b`, order, control"
-_TESTED = "bootstrap interval; exact McNemar test, Holm over all rows of this metric"
+_TESTED = "the wider of the adjusted Wald and the score interval; exact McNemar test, Holm over all rows of this metric"
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
@@ -102,6 +102,6 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 """By the name in the column `metric`. The first request of every arm is warm-up and left out of times.
 
-Where windows overlap, bootstraps resample blocks of the stream, and exact intervals and the requests for points count
-as many requests as there are blocks: the column `test` says so. Wilson intervals and tests count every request.
+Where windows overlap, bootstraps resample blocks of the stream, and intervals and tests count as many requests as there
+are blocks: the column `test` says so. A bootstrap's bound is never closer than the one that holds whatever the values.
 """

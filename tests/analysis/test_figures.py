@@ -350,7 +350,7 @@ def test_overlapping_requests_see_less_and_more_of_them_are_needed():
     built = discordant_runs()
     requests = run(full_prefill("a " * 20), documents=rolling(20, 4)).table("requests")
     figures = analyse(replace(built, tables=built.tables | {"requests": requests})).figures
-    assert select(figures, "smallest_difference")[1].value == power.smallest_difference(20, 0.1, 3)
+    assert select(figures, "smallest_difference")[1].value == power.smallest_difference(20, 0.1, 4)
     found = select(figures, "requests_for_5_points")[0]
     assert found.value == power.requests_needed(0.05, 0.1, 4)
     assert found.test.endswith("requests counted in blocks of 4, since their windows overlap")
@@ -409,7 +409,7 @@ def test_overlap_needs_no_order_or_single_chunk_in_the_table():
 def test_an_overlapping_stream_is_resampled_in_blocks():
     lines = arm_lines("p", {"chronological": "a " * 100, "reversed": "a x " * 50}, "a " * 100, "a " * 100)
     built = run(full_prefill("a " * 100) + lines, documents=rolling(100, 8))
-    assert "blocks of 5 requests" in figure(built, "answer_variation").test
+    assert "blocks of 8 requests" in figure(built, "answer_variation").test
 
 
 def test_the_summary_table_has_its_schema_and_every_figure():

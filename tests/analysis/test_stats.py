@@ -87,7 +87,7 @@ def test_smallest_visible_share_would_have_shown():
 
 @pytest.mark.parametrize(
     ("overlap", "n", "expected"),
-    [(1, 500, 1), (8, 16, 3), (84, 7_735, 84), (84, 500, 25), (8, 100, 5), (6, 4, 2), (5, 1, 1), (5, 0, 1)],
+    [(1, 500, 1), (8, 16, 4), (84, 7_735, 84), (84, 500, 25), (8, 100, 8), (6, 4, 2), (5, 1, 1), (5, 0, 1)],
 )
 def test_blocks_follow_the_overlap_and_leave_enough_of_them(overlap, n, expected):
     assert stats.block_length(overlap, n) == expected
@@ -193,32 +193,18 @@ def test_block_intervals_cover_where_neighbours_are_alike():
     assert covered > plain
 
 
-@settings(deadline=None)
-@given(st.floats(0.55, 0.99), st.floats(0.02, 0.5))
-def test_the_requests_that_a_fidelity_gate_needs_are_enough_and_not_too_many(value, below):
-    limit = value - below
-    n = stats.requests_for_fidelity(value, limit)
-    assert wilson_by_hand(value * n, n)[0] >= limit - 1e-9
-    if n > 1:
-        assert wilson_by_hand(value * (n - 1), n - 1)[0] < limit
+def test_an_upper_bound_of_a_mean_is_never_below_the_one_of_no_damage():
+    assert stats.upper_bound_of_mean(0.0, 60) == stats.upper_bound_of_none(60)
+    assert stats.upper_bound_of_mean(1e-6, 5) == stats.upper_bound_of_none(5)
+    assert stats.upper_bound_of_mean(0.2, 60) == pytest.approx(wilson_by_hand(12, 60)[1])
+    assert stats.upper_bound_of_mean(0.2, 180, block=3) == pytest.approx(wilson_by_hand(12, 60)[1])
 
 
-def test_no_number_of_requests_shows_a_limit_that_the_value_only_meets():
-    assert stats.requests_for_fidelity(0.9, 0.9) is None
-    assert stats.requests_for_fidelity(1.0, 1.0) is None
-    assert stats.requests_for_variation(stats.Estimate(0.0, 0.0, 0.2, 16, ""), 0.0) is None
-
-
-@settings(deadline=None)
-@given(st.floats(0.001, 0.9))
-def test_a_variation_gate_that_saw_nothing_needs_the_exact_number(limit):
-    n = stats.requests_for_variation(stats.Estimate(0.0, 0.0, 0.5, 5, ""), limit)
-    assert stats.upper_bound_of_none(n) <= limit + 1e-12
-    assert n == 1 or stats.upper_bound_of_none(n - 1) > limit
-
-
-def test_a_variation_gate_scales_with_the_square_root():
-    assert stats.requests_for_variation(stats.Estimate(0.1, 0.05, 0.2, 100, ""), 0.15) == pytest.approx(400, abs=1)
+def test_counts_of_mcnemar_are_rounded_towards_no_difference():
+    assert stats.mcnemar_p(11, 0, 0.5) == stats.mcnemar_p(5, 0)
+    assert stats.mcnemar_p(0, 11, 0.5) == stats.mcnemar_p(0, 5)
+    assert stats.mcnemar_p(9, 1, 0.25) == stats.mcnemar_p(2, 1)
+    assert stats.mcnemar_p(3, 3, 0.5) == 1
 
 
 def test_a_repeat_agrees_by_luck_as_often_as_two_runs_do():

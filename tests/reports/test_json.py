@@ -42,7 +42,7 @@ def test_keys_are_stable():
         "order",
         "n",
         "needed",
-        "block",
+        "overlap",
         "than",
         "sentence",
     } == set(found["verdict"]["gates"][0])

@@ -1,6 +1,7 @@
 import io
 from collections import Counter
 
+import pytest
 from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,18 +110,25 @@ def test_gates_and_findings_are_cases_of_the_verdict():
     audit = audited(run(text), min_fidelity=0.9)
     verdict = suite(parsed(audit), "verdict")
     assert [(case.get("classname"), case.get("name")) for case in verdict] == [
-        ("verdict.gate", "p: min-fidelity 90.0 %"),
-        ("verdict.gate", "q: min-fidelity 90.0 %"),
-        ("verdict.gate", "r: min-fidelity 90.0 %"),
-        ("verdict.finding", "p"),
-        ("verdict.finding", "q"),
-        ("verdict.finding", "r"),
+        ("verdict.verdict", "verdict"),
+        ("verdict.gate", "p, fidelity at least 90 %"),
+        ("verdict.gate", "q, fidelity at least 90 %"),
+        ("verdict.gate", "r, fidelity at least 90 %"),
     ]
-    tags = ["failure", "skipped", "skipped", "failure", "skipped", "system-out"]
-    assert [case[0].tag for case in verdict] == tags
-    assert "observed 0.0 % in the worst order (reversed)" in verdict[0][0].get("message")
-    assert "p: history-sensitive" in verdict[3][0].get("message")
-    assert "The repeat control answered 1 of 2 requests differently" in verdict[4][0].get("message")
+    assert [case[0].tag for case in verdict] == ["failure", "failure", "skipped", "skipped"]
+    findings = verdict[0][0].get("message")
+    assert "p: history-sensitive" in findings
+    assert "The repeat control answered 1 of 2 requests differently" in findings
+    assert "observed 0.0 % in the worst order (reversed)" in verdict[1][0].get("message")
+
+
+@pytest.mark.parametrize(("limit", "tag"), [(0.9, "failure"), (0.5, "skipped"), (0.0, "system-out")])
+def test_the_case_of_the_verdict_is_what_the_exit_code_is(limit, tag):
+    lines = arm_lines("p", {"chronological": "a b c", "reversed": "a b x"}, "a b c", "a b c")
+    audit = audited(run(full_prefill("a b c") + lines), min_fidelity=limit)
+    verdict = suite(parsed(audit), "verdict")
+    assert verdict[0][0].tag == tag
+    assert {"failure": 1, "skipped": 4, "system-out": 0}[tag] == audit.verdict.exit_code
 
 
 def test_no_policy_is_no_pass():
@@ -289,4 +297,4 @@ def test_counts_stand_before_the_cases_are_written():
     out = Stream()
     junit.render(audited(rich_run()), out)
     assert out.pieces > 16 * 16
-    assert out.getvalue().splitlines()[1].startswith('<testsuites name="kvaudit" tests="258" ')
+    assert out.getvalue().splitlines()[1].startswith('<testsuites name="kvaudit" tests="257" ')

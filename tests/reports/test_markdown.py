@@ -26,6 +26,7 @@ SECTIONS = (
     "Fidelity: ",
     "Answer variation: ",
     "Policy against policy: ",
+    "Power: ",
     "Where the loss comes from: ",
     "Controls: ",
     "Time to first token",
@@ -120,7 +121,7 @@ def test_gates_and_findings_are_told():
     text = rendered(render, rich())
     gates = table_of(text, "Gates")[1:]
     assert [row[0] for row in gates] == [gate.outcome for gate in rich().verdict.gates]
-    assert gates[0][1].startswith("token-topk, fidelity at least 50.0 %; observed 43.8 %")
+    assert gates[0][1].startswith("token-topk, fidelity at least 50 %; observed 43.8 %")
     assert "- document-aligned: history-sensitive. 8 of 16 requests changed with the order" in text
     assert "  - The repeat control reproduced every answer" in text
 
@@ -309,7 +310,7 @@ def test_foreign_text_neither_breaks_tables_nor_runs_nor_calls_anybody():
     assert {len(table[0]) for table in tables(text)} >= {2, 8}
     assert NASTY.replace("\\|", "\\\\x7c") + "p" in {row[0] for row in table_of(text, "Fidelity")[1:]}
     (gate,) = table_of(text, "Gates")[1:]
-    assert gate[1].startswith(f"{NASTY}p, fidelity at least 90.0 %".replace("\\|", "\\\\x7c"))
+    assert gate[1].startswith(f"{NASTY}p, fidelity at least 90 %".replace("\\|", "\\\\x7c"))
     assert items(text, "1 of 2 requests changed") == [f"{NASTY}r0: 1 of 1 order pair differ"]
     assert f"model {NASTY}" in shown(next(token for token in PARSER.parse(text)[4:] if token.type == "inline"))
     assert f"settings.policies: {NASTY}, {NASTY}"[:100] in {item[:100] for item in items(text, "Settings in force")}

@@ -87,7 +87,7 @@ def test_what_two_lines_would_say_is_said_once_and_digests_are_cut():
 
 def test_intervals_and_shares_say_how_they_were_made(text):
     words = " ".join(text.split())
-    assert "Intervals: Wilson, requests counted in blocks of 3, since their windows overlap." in words
+    assert "Intervals: Wilson, requests counted in blocks of 4, since their windows overlap." in words
     assert re.search(r"50\.0 % \(50\.0-50\.0\)", text)
     assert "share of the token deviation" in words
     assert "own: own error of the policy and the engine's switches" in words

@@ -142,7 +142,8 @@ def _policy_picture(audit: Audit, fidelity: Sequence[Figure]) -> Iterator[Pictur
         "policies",
         "C. Every policy in chronological and shuffled orders",
         "The filled mark is the order in which the requests really came; hollow marks are shuffles of it. A policy "
-        "that stays in place is robust; lines are Wilson 95 % intervals.",
+        "whose marks lie apart depends on the order; one whose marks lie together may still answer other requests "
+        "rightly in each. Lines are Wilson 95 % intervals.",
         summary,
         forest("policies", groups, "answers equal to full prefill's, %", summary, WHOLE),
         tuple(key(short(order), mark) for order, mark in marks.items() if order in {f.order for f in figures}),

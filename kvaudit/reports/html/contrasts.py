@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvaudit.analysis.figures import POINTS, Figure, requests_metric, select
+from kvaudit.analysis.figures import POINTS, Figure, select
 from kvaudit.analysis.stats import ALPHA
 from kvaudit.reports.html.answers import point
 from kvaudit.reports.html.charts import Group, forest
 from kvaudit.reports.html.drawing import key, order_mark
 from kvaudit.reports.html.parts import Picture, Section, Table, listed, short, table
-from kvaudit.reports.words import OWN_ERROR, cochran_sentence, condition, counted, interval, p_value, points, tested
+from kvaudit.reports.words import (
+    OWN_ERROR,
+    POWER_NOTE,
+    cochran_sentence,
+    condition,
+    counted,
+    interval,
+    p_value,
+    points,
+    power_rows,
+    tested,
+)
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -68,25 +78,13 @@ def _variations(audit: Audit) -> list[Table]:
 
 
 def _power(audit: Audit) -> list[Table]:
-    found = select(audit.figures, "smallest_difference")
-    rows = []
-    for pair in dict.fromkeys(figure.policy for figure in found):
-        mine = [figure for figure in found if figure.policy == pair]
-        weakest = max(mine, key=lambda figure: math.inf if figure.value is None else figure.value)
-        needed = [next(iter(select(audit.figures, requests_metric(size), pair)), None) for size in POINTS]
-        seen = "none" if weakest.value is None else f"{100 * weakest.value:.1f}"
-        rows.append([short(pair), condition(weakest), seen, *(_count(figure) for figure in needed)])
+    rows = [[short(row.policies), short(row.weakest), row.smallest, *row.needed] for row in power_rows(audit.figures)]
     columns = ("policies", "weakest in", "smallest difference", *(counted(size, "point") for size in POINTS))
     notes = [
-        "Smallest difference: the smallest difference of fidelity, in points, that this audit would have found, in the "
-        "order where it is largest; none: not even the largest would have shown. The other columns: how many requests "
-        "would show a difference of so many points in the order with the most discordant requests."
+        f"Smallest difference: {POWER_NOTE}. The other columns: how many requests would show a difference of so many "
+        "points in the order with the most discordant requests."
     ]
     return table("Power: what this audit could have seen", columns, rows, notes, labels=2)
-
-
-def _count(figure: Figure | None) -> str:
-    return "-" if figure is None or figure.value is None else f"{figure.value:,.0f}"
 
 
 def _orders(audit: Audit) -> list[Table]:

@@ -75,8 +75,8 @@ def _heat_map(audit: Audit, policy: str) -> Iterator[Picture]:
     yield Picture(
         name,
         short(policy),
-        "A column with a mark in some rows only is a request whose answer depends on the order; a column with marks in "
-        "all rows is the policy's own error.",
+        "A column with a mark in some rows only is a request whose answer depends on the order. One with marks in all "
+        "rows differs from full prefill whatever was served before, but its answers may still change with the order.",
         summary,
         heat_map(name, names, np.array([pair.agreement for pair in found]), summary),
         tuple(keys),

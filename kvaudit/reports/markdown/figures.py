@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kvaudit.analysis.figures import Figure
+from kvaudit.analysis.figures import POINTS, Figure
 from kvaudit.reports.markdown.layout import Block, prose, table_head, table_row
 from kvaudit.reports.words import (
     OWN_ERROR,
+    POWER_NOTE,
     cochran_sentence,
     condition,
+    counted,
     equality_sentences,
     interval,
     number,
     p_value,
     percent,
     points,
+    power_rows,
     small,
     tested,
 )
@@ -34,6 +37,10 @@ class Index:
         for figure in figures:
             self._rows.setdefault(figure.metric, []).append(figure)
             self._at.setdefault((figure.metric, figure.policy, figure.order, figure.control), figure)
+
+    @property
+    def rows(self) -> list[Figure]:
+        return [figure for rows in self._rows.values() for figure in rows]
 
     def all(self, metric: str) -> list[Figure]:
         return self._rows.get(metric, [])
@@ -53,7 +60,7 @@ class Index:
 
 def figure_blocks(audit: Audit) -> Iterator[Block]:
     figures = Index(audit.figures)
-    for block in (_fidelity, _variation, _policies, _history, _controls, _ttft, _selection):
+    for block in (_fidelity, _variation, _policies, _power, _history, _controls, _ttft, _selection):
         yield from block(figures)
 
 
@@ -110,7 +117,7 @@ def _variation(figures: Index) -> Iterator[Block]:
 
     def row(figure: Figure) -> str:
         values = [
-            percent(figure.value),
+            percent(figure.value) if figure.metric == "answer_variation" else f"{points(figure.value)} points",
             interval(figure),
             percent(figures.value("flipped_requests", figure)),
             percent(figures.value("smallest_variation", figure)),
@@ -124,7 +131,7 @@ def _variation(figures: Index) -> Iterator[Block]:
         [*rows, *figures.of("variation_difference")],
         row,
         "Requests: share that vary. Visible from: the smallest share of affected requests that would have shown with "
-        f"95 % probability.{_methods(rows)}",
+        f"95 % probability.{_methods([*rows, *figures.of('variation_difference')])}",
         names=1,
     )
 
@@ -143,6 +150,19 @@ def _policies(figures: Index) -> Iterator[Block]:
         "1st:2nd: requests on which only the first, and only the second, equals full prefill. "
         f"{tested(rows)}{_list(map(cochran_sentence, figures.all('cochran_policies')))}",
     )
+
+
+def _power(figures: Index) -> Iterator[Block]:
+    rows = power_rows(figures.rows)
+    if rows:
+        columns = ("1st - 2nd policy", "Weakest in", "Points", *(counted(size, "point") for size in POINTS))
+        yield Block(
+            f"### Power: what this audit could have seen\n\n{table_head(columns, 2)}",
+            tuple(table_row([row.policies, row.weakest], [row.smallest, *row.needed]) for row in rows),
+            len(rows),
+            "rows",
+            f"Points: {POWER_NOTE}. The other columns: requests that would show so many points.",
+        )
 
 
 def _history(figures: Index) -> Iterator[Block]:

@@ -9,7 +9,7 @@ from kvaudit import __version__
 from kvaudit.analysis.audit import section
 from kvaudit.analysis.findings import Finding
 from kvaudit.reports.markdown.layout import Block, code, in_cell, prose, table_head
-from kvaudit.reports.words import counted, finding_details, finding_line, gate_sentence, verdict_line
+from kvaudit.reports.words import counted, finding_details, finding_line, gate_sentence, gates_source, verdict_line
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -22,7 +22,8 @@ def verdict_blocks(audit: Audit) -> Iterator[Block]:
         for gate in audit.verdict.gates
     ]
     if gates:
-        yield Block(f"### Gates\n\n{table_head(('Outcome', 'Gate'), 2)}", tuple(gates), len(gates), "gates")
+        source = " ".join(prose(line) for line in gates_source(audit))
+        yield Block(f"### Gates\n\n{table_head(('Outcome', 'Gate'), 2)}", tuple(gates), len(gates), "gates", source)
     findings = [_finding(audit, finding) for finding in audit.findings] or ["No policy was audited."]
     yield Block("### Findings\n", tuple(findings), len(findings), "findings")
 

@@ -12,6 +12,7 @@ from kvaudit.records import FULL_PREFILL
 from kvaudit.reports.terminal.layout import condition, figure_at, grouped_table, heading, place_of, sentences, table
 from kvaudit.reports.words import (
     OWN_ERROR,
+    POWER_NOTE,
     cochran_sentence,
     counted,
     interval,
@@ -19,6 +20,7 @@ from kvaudit.reports.words import (
     p_value,
     percent,
     points,
+    power_rows,
     small,
     tested,
 )
@@ -110,7 +112,7 @@ def _variation(audit: Audit) -> Iterator[RenderableType]:
     if not rows:
         return
     differences = [
-        [figure.policy or "", percent(figure.value), interval(figure), "", "", ""]
+        [figure.policy or "", f"{points(figure.value)} points", interval(figure), "", "", ""]
         for figure in select(audit.figures, "variation_difference")
         if figure.value is not None
     ]
@@ -140,15 +142,7 @@ def _policy_differences(audit: Audit) -> Iterator[RenderableType]:
 
 
 def _power(audit: Audit) -> Iterator[RenderableType]:
-    rows = []
-    for policy in dict.fromkeys(figure.policy for figure in select(audit.figures, "smallest_difference")):
-        needed = [select(audit.figures, requests_metric(size), policy) for size in POINTS]
-        if not all(needed):
-            continue
-        smallest = [figure.value for figure in select(audit.figures, "smallest_difference", policy, control="none")]
-        seen = [value for value in smallest if value is not None]
-        worst = number(100 * max(seen), 1) if len(seen) == len(smallest) else "none"
-        rows.append([policy or "", worst, *(f"{figure.value or 0:,.0f}" for (figure, *_) in needed)])
+    rows = [[row.policies, row.smallest, *row.needed] for row in power_rows(audit.figures)]
     if not rows:
         return
     methods = {figure.test or "" for figure in select(audit.figures, requests_metric(POINTS[0]))}
@@ -156,9 +150,7 @@ def _power(audit: Audit) -> Iterator[RenderableType]:
     yield table(("1st - 2nd policy", "points", *(f"n for {size}" for size in POINTS)), rows)
     yield from sentences(
         [
-            "points: the smallest difference of fidelity that an exact McNemar test at 5 % finds with 80 % "
-            "probability, in the order that can see least; none: not even 100 points. n for: requests that would show "
-            "so many points.",
+            f"points: {POWER_NOTE}. n for: requests that would show so many points.",
             *(f"Requests: {method}." for method in sorted(methods)),
         ]
     )
@@ -175,7 +167,7 @@ def _order_differences(audit: Audit) -> Iterator[RenderableType]:
         lines.append(
             f"{policy}: {significant} of {counted(len(figures), 'pair')} of orders differ (Holm p < 0.05); widest "
             f"{widest.order}, {points(widest.value)} points ({interval(widest)}), p {p_value(widest.p_value)}, Holm "
-            f"{p_value(widest.p_adjusted)}."
+            f"{p_value(widest.p_adjusted)}. {tested(select(audit.figures, 'order_difference'))}"
         )
         lines += [cochran_sentence(figure) for figure in select(audit.figures, "cochran_orders", policy)]
     if lines:
