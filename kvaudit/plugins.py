@@ -20,12 +20,16 @@ from kvaudit.errors import PluginError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """`target` is `module:attribute`; `summary` the one line that listings show; `needs` what it needs to work."""
+    """`target` is `module:attribute`; `summary` the one line that listings show; `needs` what it needs to work.
+
+    `suffix`: how the files of a report end, `/` for a report that is a folder.
+    """
 
     name: str
     target: str
     summary: str
     needs: str = ""
+    suffix: str = ""
 
 
 def _table(*plugins: Plugin) -> Mapping[str, Plugin]:
@@ -109,8 +113,38 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
             Plugin("weka", "kvaudit.traces.hash_only:read_weka", "WEKA traces: hashes only, refused with the reason"),
         ),
         "reports": _table(
-            Plugin("terminal", "kvaudit.reports.terminal:render", "tables for people, at a terminal or piped", ""),
-            Plugin("json", "kvaudit.reports.json:render", "the same audit as data", ""),
+            Plugin(
+                "terminal",
+                "kvaudit.reports.terminal:render",
+                "tables for people, at a terminal or piped",
+                suffix=".txt",
+            ),
+            Plugin("json", "kvaudit.reports.json:render", "the same audit as data", suffix=".json"),
+            Plugin(
+                "markdown",
+                "kvaudit.reports.markdown:render",
+                "for a comment on a pull request, at most 64 KB",
+                suffix=".md",
+            ),
+            Plugin(
+                "html",
+                "kvaudit.reports.html:render",
+                "one page with figures, without scripts, works offline",
+                suffix=".html",
+            ),
+            Plugin(
+                "junit",
+                "kvaudit.reports.junit:render",
+                "XML with a test case for every gate, request and arm",
+                suffix=".xml",
+            ),
+            Plugin("csv", "kvaudit.reports.csv:render", "every figure as a row", suffix=".csv"),
+            Plugin(
+                "parquet",
+                "kvaudit.reports.parquet:write",
+                "a folder with all tables, queries and a Hugging Face dataset card",
+                suffix="/",
+            ),
         ),
     }
 )

@@ -30,6 +30,7 @@ class PlannedArm:
     order: str
     control: str
     finished: bool = True
+    order_seed: int | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fakes import rolling_trace, run_scripted, scripted_settings
 from kvaudit import __version__
 from kvaudit.errors import EngineError, RunError
 from kvaudit.plan import make_plan
-from kvaudit.schema import SCHEMA_VERSION, TABLES
+from kvaudit.schema import QUERIES, SCHEMA_VERSION, TABLES
 from kvaudit.store import layout, manifest, new_manifest, open_folder, open_run, writing
 from kvaudit.store.manifest import settings_digest
 
@@ -287,6 +287,20 @@ def test_a_write_that_the_disk_refuses_names_the_file(tmp_path):
     assert not files(tmp_path)
 
 
+def test_a_text_is_whole_or_as_it_was(run, monkeypatch):
+    with opened(run.path) as folder:
+        folder.write_text(QUERIES, "select 'é'")
+
+        def refused(source, target):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "replace", refused)
+        with pytest.raises(EngineError, match=r"cannot write .*queries.sql"):
+            folder.write_text(QUERIES, "select")
+    assert (run.path / QUERIES).read_bytes() == "select 'é'".encode()
+    assert not list(run.path.rglob("*.tmp"))
+
+
 # Claiming a folder
 
 
@@ -323,6 +337,22 @@ def test_force_replaces_what_kvaudit_wrote_and_nothing_else(run):
     assert {"notes.md", "observations/notes.md"} < files(run.path)
     assert forced.manifest["settings"]["options"] == {"fault": "position"}
     assert not [name for name in files(run.path) if "token-topk" in name]
+
+
+def test_force_removes_texts_of_the_audit_that_it_replaces(run):
+    with opened(run.path) as folder:
+        folder.write_text(QUERIES, "select 1")
+    assert open_run(run.path).table("observations").num_rows
+    (run.path / f"{QUERIES}.tmp").write_text("half")
+    run_scripted(run.path, TRACE, force=True)
+    assert not {QUERIES, f"{QUERIES}.tmp"} & files(run.path)
+
+
+def test_a_text_alone_makes_no_audit(tmp_path):
+    (tmp_path / QUERIES).write_text("mine")
+    with pytest.raises(RunError, match="is not empty and holds no audit"), opened(tmp_path, force=True):
+        pass
+    assert files(tmp_path) == {QUERIES}
 
 
 def test_force_keeps_the_old_audit_until_the_engine_is_there(run):

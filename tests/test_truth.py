@@ -6,7 +6,7 @@ import pytest
 from fakes import rolling_trace, run_scripted, scripted_settings
 
 from kvaudit.analysis.audit import analyse
-from kvaudit.analysis.verdict import Gates
+from kvaudit.analysis.gates import Gates
 from kvaudit.engines.scripted import FAULTS
 from kvaudit.errors import EngineError
 from kvaudit.store import open_run

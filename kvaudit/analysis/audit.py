@@ -8,12 +8,15 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from kvaudit.analysis.compare import Grid, PlannedArm, build_grid, compare, comparisons_table, conformed
+from kvaudit.analysis.baseline import Baseline, Side, against
+from kvaudit.analysis.compare import Grid, Pair, PlannedArm, build_grid, compare, comparisons_table, conformed
 from kvaudit.analysis.costs import cost_figures
 from kvaudit.analysis.examples import Example, ProvenanceOf, worst_requests
 from kvaudit.analysis.figures import Figure, answer_figures, stream_overlap, summary_table
+from kvaudit.analysis.findings import Finding, find
+from kvaudit.analysis.gates import Gates
 from kvaudit.analysis.limits import MAX_NOISE
-from kvaudit.analysis.verdict import Finding, Gates, Verdict, decide, find
+from kvaudit.analysis.verdict import Verdict, decide
 from kvaudit.errors import RunError
 
 
@@ -28,7 +31,11 @@ class RunTables(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Everything that a report may say. `requests` counts the trace's requests, `gates` are the user's limits."""
+    """Everything that a report may say.
+
+    `requests` counts the trace's requests, `gates` are the user's limits, `baseline` is what changed since another run,
+    where one was named. `grid` and `pairs` hold every observation and every comparison.
+    """
 
     manifest: Mapping[str, Any]
     arms: tuple[PlannedArm, ...]
@@ -38,34 +45,50 @@ class Audit:
     verdict: Verdict
     figures: tuple[Figure, ...]
     examples: tuple[Example, ...]
-    comparisons: pa.Table
-    summary: pa.Table
+    grid: Grid
+    pairs: tuple[Pair, ...]
+    baseline: Baseline | None = None
+
+    @property
+    def comparisons(self) -> pa.Table:
+        """The `comparisons` table."""
+        return comparisons_table(self.grid, self.pairs)
+
+    @property
+    def summary(self) -> pa.Table:
+        """The `summary` table."""
+        return summary_table(self.figures)
 
 
-def analyse(run: RunTables, gates: Gates | None = None, provenance: ProvenanceOf | None = None) -> Audit:
+def analyse(
+    run: RunTables,
+    gates: Gates | None = None,
+    provenance: ProvenanceOf | None = None,
+    baseline: RunTables | None = None,
+) -> Audit:
     """The audit of a run.
 
     `provenance` looks up rows of that table (`Run.provenance`); without it the origins of damage are not shown.
-    Raises RunError for tables or a manifest that are not this version's, UsageError for gates on a policy that the
-    run does not have.
+    `baseline` is an earlier run to hold this one against. Raises RunError for tables or a manifest that are not this
+    version's, UsageError for gates on a policy that the run does not have.
     """
     gates = gates or Gates()
-    arms = tuple(run.arms())
-    grid, overlap = _arranged(run, arms)
-    pairs = compare(grid)
-    figures = (*answer_figures(grid, pairs, overlap, _seed(run.manifest)), *cost_figures(grid))
-    findings = find(grid, pairs, _max_noise(run.manifest), overlap)
+    side, overlap = _compared(run)
+    grid, pairs, seed = side.grid, side.pairs, _seed(run.manifest)
+    figures = (*answer_figures(grid, pairs, overlap, seed), *cost_figures(grid))
+    changed = None if baseline is None else against(side, _compared(baseline)[0], seed)
     return Audit(
         manifest=run.manifest,
-        arms=arms,
+        arms=grid.arms,
         requests=len(grid.request_ids),
-        findings=findings,
+        findings=side.findings,
         gates=gates,
-        verdict=decide(findings, figures, gates),
+        verdict=decide(side.findings, figures, gates, changed),
         figures=figures,
         examples=worst_requests(grid, pairs, provenance),
-        comparisons=comparisons_table(grid, pairs),
-        summary=summary_table(figures),
+        grid=grid,
+        pairs=pairs,
+        baseline=changed,
     )
 
 
@@ -75,10 +98,14 @@ def section(manifest: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _arranged(run: RunTables, arms: Sequence[PlannedArm]) -> tuple[Grid, int]:
-    """The observations by arm and request, and how far the stream's windows overlap. The tables can be freed then."""
+def _compared(run: RunTables) -> tuple[Side, int]:
+    """A run's answers compared and its findings, and how far the stream's windows overlap."""
     requests = conformed(run.table("requests"), "requests")
-    return build_grid(run.table("observations"), requests, arms), stream_overlap(requests)
+    overlap = stream_overlap(requests)
+    grid = build_grid(run.table("observations"), requests, tuple(run.arms()))
+    pairs = compare(grid)
+    findings = find(grid, pairs, _max_noise(run.manifest), overlap)
+    return Side(run.manifest, findings, grid, pairs, requests), overlap
 
 
 def _seed(manifest: Mapping[str, Any]) -> int:

@@ -44,6 +44,8 @@ class PlannedArm(Protocol):
     @property
     def control(self) -> str: ...
     @property
+    def order_seed(self) -> int | None: ...
+    @property
     def finished(self) -> bool: ...
 
 
@@ -59,6 +61,7 @@ class Grid:
     id_codes, text_codes: int64 [rows], equal codes mean equal token ids and equal texts, -1 where the observation has
     none; `agreement` says which answers are equal.
     texts: the distinct answer texts that `text_codes` point into.
+    errors: string [rows], the engine's error, null where there is none.
     duplicates: int64 [A], observations of a request that the arm had already (the first one counts).
     strays: observations of an arm or a request that the run did not plan.
     """
@@ -73,6 +76,7 @@ class Grid:
     id_codes: Integers
     text_codes: Integers
     texts: pa.Array
+    errors: pa.ChunkedArray
     duplicates: Integers
     strays: int
 
@@ -108,6 +112,11 @@ class Grid:
         row = self.rows[arm, request]
         code = self.text_codes[row] if row != NO_ROW else -1
         return cast(str, self.texts[int(code)].as_py()) if code >= 0 else None
+
+    def error(self, arm: int, request: int) -> str | None:
+        """The engine's error on a request, None where there is none."""
+        row = self.rows[arm, request]
+        return cast("str | None", self.errors[int(row)].as_py()) if row != NO_ROW else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,7 @@ def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[Planne
     rows[first_cells] = planned[first]
     seen = np.bincount(arm_at[planned], minlength=len(arms))
     kept = np.bincount(first_cells // max(1, len(request_ids)), minlength=len(arms))
-    id_codes = _id_codes(observations["answer_ids"])
+    id_codes = list_codes(observations["answer_ids"])
     text_codes, texts = _text_codes(observations["answer_text"])
     failed = _flags(pc.is_valid(observations["error"])) | ((id_codes < 0) & (text_codes < 0))
     return Grid(
@@ -162,6 +171,7 @@ def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[Planne
         id_codes=id_codes,
         text_codes=text_codes,
         texts=texts,
+        errors=observations["error"],
         duplicates=(seen - kept).astype(np.int64),
         strays=len(observations) - len(planned),
     )
@@ -249,8 +259,8 @@ def _flags(column: pa.ChunkedArray) -> Flags:
     return cast(Flags, column.to_numpy(zero_copy_only=False))
 
 
-def _id_codes(column: pa.ChunkedArray) -> Integers:
-    """Codes of token id lists, by their bytes: Arrow has no dictionary of lists."""
+def list_codes(column: pa.ChunkedArray) -> Integers:
+    """Codes of lists of int32, by their bytes, -1 where null: Arrow has no dictionary of lists."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     tokens = pc.fill_null(pc.list_flatten(column), -1).to_numpy().astype(np.int32, copy=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]) * tokens.itemsize

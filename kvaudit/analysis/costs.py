@@ -1,20 +1,5 @@
 """What reuse cost and saved: observations to figures about time, budget, selection and damage short of a flipped
-answer (DESIGN 3, Measures).
-
-| metric | a row is | value, low and high |
-| --- | --- | --- |
-| ttft_median, ttft_p95 | policy | time to first token over all orders, milliseconds; n requests times orders |
-| ttft_speedup | policy | median over n requests of (median over orders of full prefill's TTFT over the policy's) |
-| kl_mean, kl_median | policy, order, control | KL divergence from full prefill, nats a token |
-| reference_logprob_mean, _median | policy, order, control | log-probability of the full-prefill answer, nats |
-| fragmentation | policy, order, control | median number of recomputed runs, quartiles |
-| captured_deviation | policy, order, control | median share of the deviation that was recomputed, quartiles |
-| recomputed_tokens, budget_tokens | policy, order, control | totals |
-| reuse_share | policy, order, control | reused tokens over prompt tokens |
-| recomputed_equal | order, control | 1 when all policies recomputed the same total, 0 when not; n policies |
-
-The first request of every arm is warm-up and left out of TTFT. `recomputed_equal` leaves out policies that recompute
-nothing, or everything, by their own budget, and orders in which some policy answered fewer requests than another.
+answer (DESIGN 3, Measures). What each figure is: `kvaudit.schema.metrics`.
 """
 
 from __future__ import annotations

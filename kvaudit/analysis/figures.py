@@ -1,26 +1,8 @@
 """What an audit's answers come to: comparisons to figures, each a row of the `summary` table (DESIGN 3, Measures).
 
-| metric | a row is | value, interval |
-| --- | --- | --- |
-| fidelity | policy, order, control | share of answers equal to full prefill's, Wilson |
-| accuracy | policy, order, control | share of answers equal to the trace's expected answer, Wilson |
-| edit_distance | policy, order, control | mean edit distance of the answers that differ from full prefill's |
-| answer_variation | policy | mean over requests of the share of order pairs that differ, bootstrap |
-| flipped_requests | policy | share of requests with any two orders that differ, Wilson |
-| smallest_variation | policy | smallest share of affected requests that would have shown with 95 % probability |
-| empty_answers | full prefill | share of full-prefill answers without a character |
-| repeat_disagreement | policy | share of answers that the repeat control did not reproduce, Wilson |
-| noise_floor | full prefill | share of full-prefill answers that a second run did not reproduce, Wilson |
-| chance_of_reproducing | policy | p-value: the repeat agrees by luck (stats.chance_of_reproducing) |
-| variation_difference | policy `a - b` | difference of answer variation, bootstrap |
-| fidelity_difference | policy `a - b`, order, control | difference of fidelity, bootstrap; exact McNemar, Holm |
-| cochran_policies | order, control | Cochran's Q over three or more policies, Holm |
-| order_difference | policy, order `a - b` | difference of fidelity, bootstrap; exact McNemar, Holm |
-| cochran_orders | policy | Cochran's Q over three or more orders, Holm |
-| history_loss | policy, order | fidelity under reset minus fidelity in this order, bootstrap; exact McNemar, Holm |
-
-The Holm family of a p-value is every row of its metric. Requests whose windows overlap are resampled in blocks, and
-Wilson and exact intervals count as many requests as there are blocks (`stats.block_length`).
+What each figure is, and its interval: `kvaudit.schema.metrics`. The Holm family of an adjusted p-value is every row of
+its metric. Where windows overlap, bootstraps resample blocks of the stream, and intervals, tests and power count as
+many requests as there are blocks (`stats.block_length`).
 """
 
 from __future__ import annotations
@@ -34,13 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvaudit.analysis import stats
+from kvaudit.analysis import power, stats
 from kvaudit.analysis.compare import EQUAL, NO_ROW, NOT_COMPARABLE, Grid, Kind, Pair, agreement
-from kvaudit.analysis.stats import Estimate, Flags, Floats
+from kvaudit.analysis.stats import Estimate, Flags, Floats, Integers
 from kvaudit.records import FULL_PREFILL
 from kvaudit.schema import TABLES
 
 CONTENT_KINDS = ("document", "message", "tool-result")
+POINTS = (1, 2, 3, 5)
+"""Differences of fidelity, in percent of requests, for which an audit says how many requests would show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +57,20 @@ def answer_figures(grid: Grid, pairs: Sequence[Pair], overlap: int, seed: int) -
     """Every figure about answers. `overlap` is the stream's (`stream_overlap`), `seed` seeds the bootstrap."""
     block = stats.block_length(overlap, len(grid.request_ids))
     reference = {pair.right: pair for pair in pairs if pair.kind == "reference"}
+    policy_differences = contrasted(list(_policy_contrasts(grid, reference)), block)
     return (
-        *_fidelity(grid, reference),
-        *_accuracy(grid),
-        *_empty(grid),
+        *_fidelity(grid, reference, block),
+        *_accuracy(grid, block),
+        *_empty(grid, block),
         *_variation(grid, pairs, block, seed),
-        *_reproduction(grid, pairs),
-        *_contrasted(list(_policy_contrasts(grid, reference)), block, seed),
-        *_adjusted(_cochran_policies(grid, reference)),
-        *_contrasted(list(_order_contrasts(grid, reference)), block, seed),
-        *_adjusted(_cochran_orders(grid, reference)),
-        *_contrasted(list(_history_contrasts(grid, reference)), block, seed),
+        *_kappa(grid),
+        *_reproduction(grid, pairs, block),
+        *policy_differences,
+        *_power(policy_differences, overlap, block),
+        *_adjusted(_cochran_policies(grid, reference, block)),
+        *contrasted(list(_order_contrasts(grid, reference)), block),
+        *_adjusted(_cochran_orders(grid, reference, block)),
+        *contrasted(list(_history_contrasts(grid, reference)), block),
     )
 
 
@@ -150,15 +137,35 @@ def variation_by_request(grid: Grid, pairs: Sequence[Pair], policy: str) -> Floa
 
 
 def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
-    """How likely the policy's repeat agrees everywhere by luck (`stats.chance_of_reproducing`); None without one."""
+    """How likely the policy's repeat agrees everywhere by luck (`stats.chance_of_reproducing`); None without one.
+
+    Over the requests that all of the policy's runs answered.
+    """
     repeats = grid.find(policy, "repeat")
     runs = (*grid.find(policy), *repeats)
-    agreements = np.array([[agreement(grid, left, right) for right in runs] for left in runs], np.int8)
-    agreements = agreements.reshape(len(runs), len(runs), -1)
+    agreements = np.full((len(runs), len(runs), len(grid.request_ids)), EQUAL, np.int8)
+    for a, b in combinations(range(len(runs)), 2):
+        agreements[a, b] = agreements[b, a] = agreement(grid, runs[a], runs[b])
     answered = (agreements != NOT_COMPARABLE).all(axis=(0, 1))
-    if not repeats or not answered.any():
+    if len(runs) < 2 or not repeats or not answered.any():
         return None
-    return stats.chance_of_reproducing((agreements[:, :, answered] == EQUAL).all(axis=2))
+    return stats.chance_of_reproducing(agreements[:, :, answered] == EQUAL)
+
+
+def answer_codes(grid: Grid, arms: Sequence[int]) -> Integers:
+    """Equal codes for equal answers, over the requests that all of these arms answered: int64 [requests, arms].
+
+    Equal as `compare.agreement` says, where all of these answers have token ids or none has, and likewise texts. Else
+    only what all of them have is compared; no requests are left where that is nothing.
+    """
+    rows: Integers = grid.rows[list(arms)].T
+    rows = rows[(rows != NO_ROW).all(axis=1)]
+    rows = rows[~grid.failed[rows].any(axis=1)]
+    known = [codes[rows] for codes in (grid.id_codes, grid.text_codes) if (codes[rows] >= 0).all()]
+    if not known or not rows.size:
+        return rows[:0]
+    first, *rest = known
+    return first if not rest else first * (rest[0].max() + 1) + rest[0]
 
 
 def empty_answers(grid: Grid, arm: int) -> tuple[int, int]:
@@ -168,7 +175,7 @@ def empty_answers(grid: Grid, arm: int) -> tuple[int, int]:
     return int(grid.empty[rows].sum()), int((~grid.failed[rows]).sum())
 
 
-def _estimated(figure: Figure, estimate: Estimate | None) -> Figure:
+def estimated(figure: Figure, estimate: Estimate | None) -> Figure:
     if estimate is None:
         return replace(figure, n=0)
     return replace(
@@ -181,17 +188,17 @@ def _arm_figure(grid: Grid, metric: str, arm: int) -> Figure:
     return Figure(metric, planned.policy, planned.order, planned.control)
 
 
-def _fidelity(grid: Grid, reference: dict[int, Pair]) -> Iterator[Figure]:
+def _fidelity(grid: Grid, reference: dict[int, Pair], block: int) -> Iterator[Figure]:
     for arm, pair in reference.items():
         right, n = int((pair.agreement == 1).sum()), int(pair.comparable.sum())
-        yield _estimated(_arm_figure(grid, "fidelity", arm), stats.wilson(right, n))
+        yield estimated(_arm_figure(grid, "fidelity", arm), stats.wilson(right, n, block))
     for arm, pair in reference.items():
         distances = pair.distance[pair.differs & (pair.distance >= 0)]
         mean = float(distances.mean()) if len(distances) else None
         yield replace(_arm_figure(grid, "edit_distance", arm), value=mean, n=len(distances))
 
 
-def _accuracy(grid: Grid) -> Iterator[Figure]:
+def _accuracy(grid: Grid, block: int) -> Iterator[Figure]:
     expected = pc.utf8_trim_whitespace(grid.expected.cast(pa.large_string()))
     if expected.null_count == len(expected):
         return
@@ -202,14 +209,14 @@ def _accuracy(grid: Grid) -> Iterator[Figure]:
         right = pc.equal(answers.take(pa.array(codes, mask=codes < 0)), expected)
         judged = len(right) - right.null_count
         if judged:
-            share = stats.wilson(cast(int, pc.sum(right).as_py()), judged)
-            yield _estimated(_arm_figure(grid, "accuracy", arm), share)
+            share = stats.wilson(cast(int, pc.sum(right).as_py()), judged, block)
+            yield estimated(_arm_figure(grid, "accuracy", arm), share)
 
 
-def _empty(grid: Grid) -> Iterator[Figure]:
+def _empty(grid: Grid, block: int) -> Iterator[Figure]:
     if grid.reference is not None:
         empty, answered = empty_answers(grid, grid.reference)
-        yield _estimated(_arm_figure(grid, "empty_answers", grid.reference), stats.wilson(empty, answered))
+        yield estimated(_arm_figure(grid, "empty_answers", grid.reference), stats.wilson(empty, answered, block))
 
 
 def _variation(grid: Grid, pairs: Sequence[Pair], block: int, seed: int) -> Iterator[Figure]:
@@ -221,29 +228,64 @@ def _variation(grid: Grid, pairs: Sequence[Pair], block: int, seed: int) -> Iter
         policies, shares, stats.mean_intervals(shares, block, (0.0, 1.0), seed), strict=True
     ):
         n = int((~np.isnan(share)).sum())
-        yield _estimated(Figure("answer_variation", policy, control="none"), estimate)
-        flipped = stats.wilson(int((share > 0).sum()), n)
-        yield _estimated(Figure("flipped_requests", policy, control="none"), flipped)
+        yield estimated(Figure("answer_variation", policy, control="none"), estimate)
+        flipped = stats.wilson(int((share > 0).sum()), n, block)
+        yield estimated(Figure("flipped_requests", policy, control="none"), flipped)
         visible = stats.smallest_visible(stats.independent(n, block))
         yield Figure("smallest_variation", policy, control="none", value=visible, n=n)
     couples = list(combinations(range(len(policies)), 2))
     differences = np.array([shares[a] - shares[b] for a, b in couples]).reshape(len(couples), shares.shape[1])
     for (a, b), estimate in zip(couples, stats.mean_intervals(differences, block, (-1.0, 1.0), seed), strict=True):
         name = f"{policies[a]} - {policies[b]}"
-        yield _estimated(Figure("variation_difference", name, control="none"), estimate)
+        yield estimated(Figure("variation_difference", name, control="none"), estimate)
 
 
-def _reproduction(grid: Grid, pairs: Sequence[Pair]) -> Iterator[Figure]:
+def _kappa(grid: Grid) -> Iterator[Figure]:
+    for policy in grid.policies:
+        codes = answer_codes(grid, grid.find(policy))
+        test = f"Fleiss' kappa, {codes.shape[1]} orders"
+        kappa = stats.fleiss_kappa(codes)
+        yield Figure("fleiss_kappa", policy, control="none", value=kappa, n=len(codes), test=test)
+
+
+def _power(differences: Sequence[Figure], overlap: int, block: int) -> Iterator[Figure]:
+    """What the comparisons of policies could have seen, and the requests that would show POINTS."""
+    test = f"exact McNemar, power {100 * power.POWER:.0f} %"
+    most: dict[str | None, tuple[float, Figure]] = {}
+    for figure in differences:
+        if not figure.n:
+            continue
+        discordance = sum(figure.discordant or ()) / figure.n
+        place = Figure("smallest_difference", figure.policy, figure.order, figure.control, n=figure.n)
+        smallest = power.smallest_difference(figure.n, discordance, block)
+        yield replace(place, value=smallest, test=f"{test}{stats.in_blocks(block)}")
+        if figure.control == "none" and discordance > most.get(figure.policy, (-1.0, place))[0]:
+            most[figure.policy] = discordance, place
+    for discordance, place in most.values():
+        for points in POINTS:
+            needed = cast(int, power.requests_needed(points / 100, discordance, overlap))
+            metric, test_then = requests_metric(points), f"{test}{stats.in_blocks(overlap)}"
+            yield replace(place, metric=metric, value=float(needed), test=test_then)
+
+
+def requests_metric(points: int) -> str:
+    """The metric that says how many requests would show a difference of so many points."""
+    return f"requests_for_{points}_point{'s' if points > 1 else ''}"
+
+
+def _reproduction(grid: Grid, pairs: Sequence[Pair], block: int) -> Iterator[Figure]:
     metrics: dict[Kind, str] = {"noise": "noise_floor", "repeat": "repeat_disagreement"}
     for kind, metric in metrics.items():
         for pair in pairs:
             if pair.kind == kind:
                 figure = Figure(metric, pair.policy, grid.arms[pair.left].order, "repeat")
-                yield _estimated(figure, stats.wilson(int(pair.differs.sum()), int(pair.comparable.sum())))
+                yield estimated(figure, stats.wilson(int(pair.differs.sum()), int(pair.comparable.sum()), block))
     for policy in grid.policies:
         chance = chance_of_reproducing(grid, policy)
         if chance is not None:
-            yield Figure("chance_of_reproducing", policy, test="randomisation of runs", p_value=chance)
+            yield Figure(
+                "chance_of_reproducing", policy, test="randomisation of runs, request by request", p_value=chance
+            )
 
 
 def _policy_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:
@@ -279,45 +321,41 @@ def _conditions(grid: Grid) -> list[tuple[str, str]]:
     return sorted((pair for pair in found if pair[1] in ("none", "reset")), key=lambda pair: pair[1] == "reset")
 
 
-def _contrasted(contrasts: Sequence[Contrast], block: int, seed: int) -> list[Figure]:
+def contrasted(contrasts: Sequence[Contrast], block: int) -> list[Figure]:
     """Each contrast with its difference, interval, exact McNemar p-value and Holm's adjustment over all of them."""
-    if not contrasts:
-        return []
-    first = np.array([contrast.first for contrast in contrasts])
-    second = np.array([contrast.second for contrast in contrasts])
-    compared = (first != NOT_COMPARABLE) & (second != NOT_COMPARABLE)
-    differences = np.where(compared, first.astype(np.float64) - second, np.nan)
     figures = []
-    for contrast, row, estimate in zip(
-        contrasts, differences, stats.mean_intervals(differences, block, (-1.0, 1.0), seed), strict=True
-    ):
-        figure = _estimated(contrast.figure, estimate)
+    for figure, first, second in contrasts:
+        compared = (first != NOT_COMPARABLE) & (second != NOT_COMPARABLE)
+        discordant = int((first[compared] > second[compared]).sum()), int((first[compared] < second[compared]).sum())
+        estimate = stats.paired_difference(*discordant, int(compared.sum()), block)
+        made = estimated(figure, estimate)
         if estimate is not None:
-            discordant = int((row > 0).sum()), int((row < 0).sum())
-            p = stats.mcnemar_p(*discordant)
-            figure = replace(figure, test=f"exact McNemar; {estimate.method}", p_value=p, discordant=discordant)
-        figures.append(figure)
+            p = stats.mcnemar_p(*discordant, stats.independent(estimate.n, block) / estimate.n)
+            test = f"exact McNemar{stats.in_blocks(block)}; {estimate.method}"
+            made = replace(made, test=test, p_value=p, discordant=discordant)
+        figures.append(made)
     return _adjusted(figures)
 
 
-def _cochran_policies(grid: Grid, reference: dict[int, Pair]) -> Iterator[Figure]:
+def _cochran_policies(grid: Grid, reference: dict[int, Pair], block: int) -> Iterator[Figure]:
     for order, control in _conditions(grid):
         arms = [arm for policy in grid.policies for arm in grid.find(policy, control, order)]
-        yield from _cochran(Figure("cochran_policies", None, order, control), arms, reference)
+        yield from _cochran(Figure("cochran_policies", None, order, control), arms, reference, block)
 
 
-def _cochran_orders(grid: Grid, reference: dict[int, Pair]) -> Iterator[Figure]:
+def _cochran_orders(grid: Grid, reference: dict[int, Pair], block: int) -> Iterator[Figure]:
     for policy in grid.policies:
-        yield from _cochran(Figure("cochran_orders", policy, None, "none"), grid.find(policy), reference)
+        yield from _cochran(Figure("cochran_orders", policy, None, "none"), grid.find(policy), reference, block)
 
 
-def _cochran(figure: Figure, arms: Sequence[int], reference: dict[int, Pair]) -> Iterator[Figure]:
+def _cochran(figure: Figure, arms: Sequence[int], reference: dict[int, Pair], block: int) -> Iterator[Figure]:
     if len(arms) < 3 or not all(arm in reference for arm in arms):
         return
     agreement = np.array([reference[arm].agreement for arm in arms]).T
     compared: Flags = (agreement != NOT_COMPARABLE).all(axis=1)
-    result = stats.cochran(agreement[compared] == 1)
-    figure = replace(figure, n=int(compared.sum()), test=f"Cochran's Q, {len(arms)} conditions")
+    result = stats.cochran(agreement[compared] == 1, block)
+    test = f"Cochran's Q, {len(arms)} conditions{stats.in_blocks(block)}"
+    figure = replace(figure, n=int(compared.sum()), test=test)
     yield replace(figure, value=result[0], p_value=result[1]) if result else figure
 
 

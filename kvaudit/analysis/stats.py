@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 ALPHA = 0.05
 RESAMPLES = 5_000
@@ -39,7 +42,12 @@ def independent(n: int, block: int) -> int:
     return max(1, n // block) if n else 0
 
 
-def wilson(successes: int, n: int, block: int = 1) -> Estimate | None:
+def in_blocks(block: int) -> str:
+    """How requests that share content were counted; nothing where each counts for itself."""
+    return f", requests counted in blocks of {block}, since their windows overlap" if block > 1 else ""
+
+
+def wilson(successes: float, n: int, block: int = 1) -> Estimate | None:
     """A share with its Wilson score interval over independent blocks of requests; None when n is 0."""
     if n == 0:
         return None
@@ -47,14 +55,14 @@ def wilson(successes: int, n: int, block: int = 1) -> Estimate | None:
 
     blocks, share = independent(n, block), successes / n
     low, high = proportion_confint(share * blocks, blocks, alpha=ALPHA, method="wilson")
-    return Estimate(share, float(low), float(high), n, f"Wilson{_in_blocks(block)}")
+    return Estimate(share, float(low), float(high), n, f"Wilson{in_blocks(block)}")
 
 
-def upper_bound_of_none(n: int) -> float:
-    """Clopper-Pearson upper bound of a share of which n requests showed nothing (two-sided 95 %)."""
+def upper_bound_of_none(n: int, alpha: float = ALPHA) -> float:
+    """Clopper-Pearson upper bound of a share of which n requests showed nothing (two-sided)."""
     from statsmodels.stats.proportion import proportion_confint
 
-    return float(proportion_confint(0, n, alpha=ALPHA, method="beta")[1])
+    return float(proportion_confint(0, n, alpha=alpha, method="beta")[1])
 
 
 def smallest_visible(n: int) -> float | None:
@@ -65,19 +73,22 @@ def smallest_visible(n: int) -> float | None:
 def block_length(overlap: int, n: int) -> int:
     """How many successive requests are resampled together where windows overlap.
 
-    As many as share content (`overlap`), but no more than leave 20 blocks, or n^(1/3) on a short stream (the usual
-    rate for block bootstraps, Hall, Horowitz and Jing 1995), and never fewer than two blocks.
+    As many as share content (`overlap`), but no more than leave 20 blocks, or sqrt(n) on a short stream, and never
+    fewer than two blocks. Shorter blocks than these, of n^(1/3) requests as for estimates of a variance, let tests and
+    intervals miss their level where an answer hangs on a document that every neighbour shares (test_simulations).
     """
-    return max(1, min(overlap, max(math.ceil(math.cbrt(n)), n // 20), n // 2))
+    return max(1, min(overlap, max(math.ceil(math.sqrt(n)), n // 20), n // 2))
 
 
 def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed: int) -> list[Estimate | None]:
     """The mean of each row of [K, R] per-request values, with a bootstrap interval over requests.
 
-    NaN marks a request that a row says nothing about. Requests are resampled in blocks of `block` neighbours of the
-    stream, BCa (Efron 1987), percentile where BCa is undefined. A row in which every request has the same value gives
-    the bootstrap nothing to resample: its interval is the exact binomial one over independent blocks, which bounds the
-    share of unseen requests that could have any other value within `bounds`.
+    NaN marks a request that a row says nothing about; all others lie within `bounds`, (0, 1) for shares and (-1, 1) for
+    differences of shares. Requests are resampled in blocks of `block` neighbours of the stream, BCa (Efron 1987),
+    percentile where BCa is undefined. A row in which every request has the same value gives the bootstrap nothing to
+    resample: its interval is the exact binomial one over independent blocks, which bounds the share of unseen requests
+    that could have any other value. Of few blocks a bootstrap's interval is too narrow: no bound is closer than that of
+    `_careful`.
     """
     known = ~np.isnan(values)
     estimates: list[Estimate | None] = [None] * len(values)
@@ -90,27 +101,53 @@ def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed
             varied.setdefault(mask.tobytes(), []).append(row)
     for rows in varied.values():
         present = values[rows][:, known[rows[0]]]
-        for row, estimate in zip(rows, _bootstrapped(present, block, seed), strict=True):
-            estimates[row] = estimate
+        for row, mine, estimate in zip(rows, present, _bootstrapped(present, block, seed), strict=True):
+            estimates[row] = _wider(estimate, _careful(mine, block, bounds))
     return estimates
 
 
-def mcnemar_p(only_first: int, only_second: int) -> float:
-    """Exact McNemar test on the discordant counts: how often only the first, and only the second, was right."""
+def fleiss_kappa(codes: Integers) -> float | None:
+    """Fleiss' kappa (1971) of [requests, raters]: equal codes are equal categories. None where all are the same one.
+
+    Without the table of requests by categories that statsmodels asks for: that has as many cells as squared requests
+    where every request has an answer of its own.
+    """
+    requests, raters = codes.shape
+    if not requests or raters < 2:
+        return None
+    agreeing = np.mean([(codes[:, a] == codes[:, b]).mean() for a, b in combinations(range(raters), 2)])
+    shares = np.unique(codes, return_counts=True)[1] / codes.size
+    by_chance = float(shares @ shares)
+    return float(1 - (1 - agreeing) / (1 - by_chance)) if len(shares) > 1 else None
+
+
+def mcnemar_p(only_first: int, only_second: int, counted: float = 1.0) -> float:
+    """Exact McNemar test on the discordant counts: how often only the first, and only the second, was right.
+
+    Requests that share content are often wrong together: `counted` is the share of requests that count, and counts are
+    rounded towards no difference.
+    """
     from statsmodels.stats.contingency_tables import mcnemar
 
-    return float(mcnemar([[0, only_first], [only_second, 0]], exact=True).pvalue)
+    more, fewer = math.floor(max(only_first, only_second) * counted), math.ceil(min(only_first, only_second) * counted)
+    first, second = max(more, fewer), fewer
+    return float(mcnemar([[0, first], [second, 0]], exact=True).pvalue)
 
 
-def cochran(right: Flags) -> tuple[float, float] | None:
-    """Cochran's Q and its p-value over [requests, conditions]; None when no request tells the conditions apart."""
+def cochran(right: Flags, block: int = 1) -> tuple[float, float] | None:
+    """Cochran's Q and its p-value over [requests, conditions]; None when no request tells the conditions apart.
+
+    Q is that of `independent(requests, block)` requests with the same shares.
+    """
+    from scipy.stats import chi2
     from statsmodels.stats.contingency_tables import cochrans_q
 
     told_apart = right.any(axis=1) & ~right.all(axis=1)
     if right.shape[1] < 2 or not told_apart.any():
         return None
     result = cochrans_q(right[told_apart].astype(np.int64))
-    return float(result.statistic), float(result.pvalue)
+    statistic = float(result.statistic) * independent(len(right), block) / len(right)
+    return statistic, float(chi2.sf(statistic, right.shape[1] - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -122,52 +159,110 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in multipletests(list(p_values), alpha=ALPHA, method="holm")[1]]
 
 
-def requests_for_fidelity(value: float, limit: float, overlap: int = 1) -> int | None:
-    """Requests whose Wilson lower bound would reach the limit at this fidelity; None when no number would.
+def upper_bound_of_mean(mean: float, n: int, block: int = 1) -> float:
+    """An upper bound of a mean of shares whatever they are: Wilson's, and never below the one of no share at all."""
+    none = upper_bound_of_none(independent(n, block))
+    estimate = wilson(mean * n, n, block) if mean > 0 else None
+    return none if estimate is None or estimate.high is None else max(estimate.high, none)
 
-    The lower bound L of the score interval solves (p - L)^2 = z^2 L (1 - L) / n. `overlap`: requests that share
-    content and so count as one, as they all do in a long stream (`block_length`).
+
+def paired_difference(
+    only_first: float, only_second: float, n: int, block: int = 1, alpha: float = ALPHA
+) -> Estimate | None:
+    """The difference of two shares on the same n requests, first minus second, with an interval for gates.
+
+    `only_first` and `only_second` count the requests on which only the one, and only the other, was right; where a
+    request can have a share in part, they are the sums of positive and of negative differences, which is on the careful
+    side. Over `independent(n, block)` requests.
+
+    Each bound is the more careful one of the adjusted Wald interval with Laplace counts (Bonett and Price 2012, Journal
+    of Educational and Behavioral Statistics 37:479) and the score interval (Tango 1998, Statistics in Medicine 17:891)
+    with a continuity correction of half a request: each alone covers less than 97.5 % on one side where discordant
+    requests all point one way. Together a bound covers at least 97.5 % where at most half of the requests are
+    discordant, 96.5 % at worst where nearly all are. Without any discordant request the bounds are exact
+    (Clopper-Pearson). None when n is 0.
     """
-    if value <= limit:
+    if n == 0:
         return None
-    return overlap * max(1, math.ceil(_z() ** 2 * limit * (1 - limit) / (value - limit) ** 2))
-
-
-def requests_for_variation(estimate: Estimate, limit: float, overlap: int = 1) -> int | None:
-    """Requests whose upper bound would keep the limit at this answer variation; None when no number would.
-
-    The interval shrinks with the square root of n; with no variation seen the bound is Clopper-Pearson's, in which
-    `overlap` requests that share content count as one.
-    """
-    if estimate.high is None or estimate.value >= limit:
-        return None
-    unseen = overlap * (max(1, math.ceil(math.log(ALPHA / 2) / math.log1p(-limit))) if limit < 1 else 1)
-    if estimate.value == 0:
-        return unseen
-    width = (estimate.high - estimate.value) / (limit - estimate.value)
-    return max(unseen, math.ceil(estimate.n * width**2))
+    blocks = independent(n, block)
+    if only_first == only_second == 0:
+        return _constant(0.0, n, block, (-1.0, 1.0), alpha)
+    first, second = only_first * blocks / n, only_second * blocks / n
+    bounds = [interval(first, second, blocks, _z(alpha)) for interval in (_adjusted_wald, _paired_score)]
+    low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+    method = f"adjusted Wald or score, the wider bound{in_blocks(block)}"
+    return Estimate((only_first - only_second) / n, max(-1.0, low), min(1.0, high), n, method)
 
 
 def chance_of_reproducing(agree: Flags) -> float:
     """How likely the repeat control agrees everywhere if answers varied from run to run and not with the order.
 
-    `agree` [runs, runs]: which runs gave equal answers to all requests, the repeat among them, True on the diagonal.
-    If whole runs were exchangeable, any two of them could be the chronological one and its repeat: the share of pairs
-    of runs that agree, an exact randomisation p-value of 'the repeat reproduces all answers'.
+    `agree` [runs, runs, requests]: which runs gave equal answers to a request, the repeat among them, True on the
+    diagonal. If answers vary from run to run, independently from request to request, the runs of a request are
+    exchangeable: any two of them could be the chronological one and its repeat, which agree with the probability that
+    is the share of agreeing pairs; on all requests with the product. An exact randomisation p-value of 'the repeat
+    reproduces all answers'. It does not exclude variation that moves many requests of a run at once.
     """
     runs = len(agree)
-    return float((agree.sum() - runs) / (runs * (runs - 1))) if runs > 1 else 1.0
+    if runs < 2:
+        return 1.0
+    shares = (agree.sum(axis=(0, 1)) - runs) / (runs * (runs - 1))
+    return float(shares.prod())
 
 
-def _constant(value: float, n: int, block: int, bounds: tuple[float, float]) -> Estimate:
-    unseen = upper_bound_of_none(independent(n, block))
+def _adjusted_wald(first: float, second: float, n: float, z: float) -> tuple[float, float]:
+    first, second = (first + 1) / (n + 2), (second + 1) / (n + 2)
+    half = z * math.sqrt((first + second - (first - second) ** 2) / (n + 2))
+    return first - second - half, first - second + half
+
+
+def _paired_score(first: float, second: float, n: float, z: float) -> tuple[float, float]:
+    """The differences that Tango's score test, at the constrained maximum likelihood, does not refuse."""
+    from scipy.optimize import brentq
+
+    def excess(difference: float, direction: int) -> float:
+        a, b = 2 * n, (2 * n - first + second) * difference - first - second
+        second_only = (math.sqrt(max(0.0, b * b + 4 * a * second * difference * (1 - difference))) - b) / (2 * a)
+        spread = math.sqrt(max(0.0, n * (2 * second_only + difference * (1 - difference))))
+        return direction * (first - second - n * difference) - 0.5 - z * spread
+
+    observed = (first - second) / n
+    low = brentq(excess, -1.0, observed, args=(1,)) if excess(-1.0, 1) > 0 else -1.0
+    high = brentq(excess, observed, 1.0, args=(-1,)) if excess(1.0, -1) > 0 else 1.0
+    return float(low), float(high)
+
+
+def _careful(values: Floats, block: int, bounds: tuple[float, float]) -> Estimate | None:
+    """An interval of a mean that holds whatever values within `bounds` have this mean: of a share Wilson's, and never
+    below the bound of no damage at all; of a difference `paired_difference`'s. None where a bootstrap of a share covers
+    by itself, which is where requests are independent.
+    """
+    n = len(values)
+    if bounds[0] < 0:
+        rises, falls = float(values.clip(min=0).sum()), float(-values.clip(max=0).sum())
+        return paired_difference(rises, falls, n, block)
+    if block == 1:
+        mean = float(values.mean())
+        return Estimate(mean, mean, upper_bound_of_none(n), n, "exact binomial (Clopper-Pearson) of none")
+    estimate = wilson(float(values.sum()), n, block)
+    return estimate and replace(estimate, high=upper_bound_of_mean(estimate.value, n, block))
+
+
+def _wider(estimate: Estimate, other: Estimate | None) -> Estimate:
+    """The estimate with the lower of both lower bounds and the higher of both upper ones."""
+    if other is None or None in (estimate.low, estimate.high, other.low, other.high):
+        return estimate
+    low, high = min(estimate.low, other.low), max(estimate.high, other.high)  # type: ignore[type-var]
+    if (low, high) == (estimate.low, estimate.high):
+        return estimate
+    return replace(estimate, low=low, high=high, method=f"{estimate.method}, or {other.method}, the wider bound")
+
+
+def _constant(value: float, n: int, block: int, bounds: tuple[float, float], alpha: float = ALPHA) -> Estimate:
+    unseen = upper_bound_of_none(independent(n, block), alpha)
     low, high = bounds
-    method = f"exact binomial (Clopper-Pearson){_in_blocks(block)}"
+    method = f"exact binomial (Clopper-Pearson){in_blocks(block)}"
     return Estimate(value, value - unseen * (value - low), value + unseen * (high - value), n, method)
-
-
-def _in_blocks(block: int) -> str:
-    return f", requests counted in blocks of {block}, since their windows overlap" if block > 1 else ""
 
 
 def _bootstrapped(values: Floats, block: int, seed: int) -> list[Estimate]:
@@ -216,7 +311,8 @@ def _ratio(sums: Floats, sizes: Floats, axis: int = -1) -> Any:
     return sums.sum(axis=axis) / sizes.sum(axis=axis)
 
 
-def _z() -> float:
+@cache
+def _z(alpha: float) -> float:
     from scipy.stats import norm
 
-    return cast(float, norm.ppf(1 - ALPHA / 2))
+    return float(norm.ppf(1 - alpha / 2))

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvaudit import __version__
-from kvaudit.cli import engines, inspect, policies, record, replay, report
+from kvaudit.cli import compare, engines, inspect, policies, record, replay, report, schema
 from kvaudit.errors import EngineError, KvauditError, UsageError
 
 _WRONG_USAGE = 2
@@ -27,7 +27,7 @@ _TRACEBACK = "KVAUDIT_TRACEBACK"
 _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Of the click that typer uses: its own copy in newer versions."""
 
-_IN_ORDER = ("record", "inspect", "replay", "report", "policies", "engines")
+_IN_ORDER = ("record", "inspect", "replay", "report", "compare", "policies", "engines", "schema")
 
 
 class _Commands(TyperGroup):
@@ -89,8 +89,10 @@ app.command("replay", epilog=replay.EXAMPLES, short_help="Replay a trace in seve
     replay.replay
 )
 app.command("report", short_help="Print what a replay found.")(report.report)
+app.command("compare", short_help="Show what changed from one run to another.")(compare.compare)
 app.command("policies", epilog=policies.EXAMPLES, short_help="List the recomputation policies.")(policies.policies)
 app.command("engines", epilog=engines.EXAMPLES, short_help="List the engines.")(engines.engines)
+app.command("schema", epilog=schema.EXAMPLES, short_help="Say what the tables of a run hold.")(schema.schema)
 
 
 def main() -> NoReturn:

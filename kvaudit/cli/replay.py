@@ -163,6 +163,8 @@ def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float) -> A
     from kvaudit.cli.progress import progress_on_stderr
     from kvaudit.plugins import load
     from kvaudit.replay import replay as run_arms
+    from kvaudit.schema import QUERIES
+    from kvaudit.schema.reference import queries
 
     try:
         with progress_on_stderr() as progress:
@@ -171,6 +173,7 @@ def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float) -> A
         audit = analyse(folder.run, provenance=folder.run.provenance)
         folder.write_table("comparisons", audit.comparisons.to_batches())
         folder.write_table("summary", audit.summary.to_batches())
+        folder.write_text(QUERIES, queries())
     except KeyboardInterrupt as stop:
         arms = folder.run.arms()
         finished = sum(arm.finished for arm in arms)

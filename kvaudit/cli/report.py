@@ -1,33 +1,51 @@
-"""`kvaudit report`: print what a run found."""
+"""`kvaudit report`: say what a run found, in any format."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvaudit.errors import RunError, UsageError
-from kvaudit.plugins import load
+from kvaudit.cli.gate_files import non_inferiority, wanted_gates
+from kvaudit.cli.outputs import (
+    TERMINAL,
+    Destination,
+    append_step_summary,
+    destinations,
+    print_report,
+    write_file,
+    write_folder,
+)
+from kvaudit.plugins import BUILT_IN, load
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
-    from kvaudit.analysis.verdict import Gates
-    from kvaudit.reports import Report
+    from kvaudit.analysis.gates import Gates
+    from kvaudit.store import Run
 
-TERMINAL = "terminal"
+FORMATS = ", ".join(BUILT_IN["reports"])
 
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `kvaudit replay` wrote.")],
-    report_format: Annotated[str, typer.Option("--format", "-f", metavar="NAME", help="terminal or json.")] = TERMINAL,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file, in place of stdout.")
+    report_format: Annotated[
+        list[str] | None, typer.Option("--format", "-f", metavar="NAME", help=f"{FORMATS}. Repeatable.")
     ] = None,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to a file in place of stdout; one for each --format, or alone when its ending says the format.",
+        ),
+    ] = None,
+    step_summary: Annotated[
+        bool, typer.Option("--step-summary", help="Add the Markdown report to the file in $GITHUB_STEP_SUMMARY.")
+    ] = False,
     min_fidelity: Annotated[
         float | None,
         typer.Option(metavar="SHARE", help="Fail when a policy's fidelity in its worst order is below this."),
@@ -35,77 +53,96 @@ def report(
     max_variation: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Fail when a policy's answer variation is above this.")
     ] = None,
+    non_inferior: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="POLICY,THAN,MARGIN", help="POLICY's fidelity may be at most MARGIN below THAN's. Repeatable."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Hold the run against an earlier one and show what changed.")
+    ] = None,
+    max_fidelity_drop: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="A policy's fidelity may be at most this below the baseline's."),
+    ] = None,
+    max_variation_rise: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Its answer variation may be at most this above the baseline's."),
+    ] = None,
     policy: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Hold only this policy to the limits. Repeatable.")
     ] = None,
+    gates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Limits from this file. [default: the nearest kvaudit.toml or pyproject.toml]"
+        ),
+    ] = None,
     exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever the verdict is.")] = False,
 ) -> None:
-    """Print the audit of a run: verdict, findings and the figures behind them.
+    """Report the audit of a run: verdict, findings and the figures behind them.
 
-    Limits are shares from 0 to 1. A limit fails when the observed value breaks it, passes when its 95 % bound keeps
-    it, and is inconclusive in between. Exit code: 0 pass, or no limits and a conclusive audit; 1 a limit failed; 2 a
-    bad run or wrong usage; 4 inconclusive.
+    Limits are shares from 0 to 1, from options or from `[tool.kvaudit.gates]` of pyproject.toml or `[gates]` of
+    kvaudit.toml. --min-fidelity and --max-variation fail when the observed value breaks them (variation: and noise is
+    ruled out), pass when its 95 % bound keeps them, and are inconclusive in between; the others are judged by the
+    bounds of the paired 95 % interval alone.
+    Exit code: 0 pass, or no limits and a conclusive audit; 1 a limit failed; 2 a bad run or wrong usage; 4
+    inconclusive.
 
     \b
     Examples:
       kvaudit report runs/prices
-      kvaudit report runs/prices --format json -o audit.json
-      kvaudit report runs/prices --min-fidelity 0.9 --max-variation 0.05 --policy document-aligned
+      kvaudit report runs/prices -o audit.html -o audit.json
+      kvaudit report runs/prices --format junit -o kvaudit.xml --min-fidelity 0.9 --policy document-aligned
+      kvaudit report runs/prices --non-inferior document-aligned,token-topk,0.02
+      kvaudit report runs/prices --baseline runs/last-week --max-fidelity-drop 0.01 --step-summary
+      kvaudit report runs/prices --format parquet -o prices-audit
     """
-    render: Report = load("reports", report_format)
-    audit = load_audit(run, _gates(min_fidelity, max_variation, policy))
-    if output is None:
-        _print(render, audit, escapes=report_format == TERMINAL)
-    else:
-        _write(render, audit, output)
+    chosen = destinations(report_format or (), output or ())
+    wanted = wanted_gates(
+        gates,
+        {
+            "min_fidelity": min_fidelity,
+            "max_variation": max_variation,
+            "max_fidelity_drop": max_fidelity_drop,
+            "max_variation_rise": max_variation_rise,
+            "non_inferior": tuple(map(non_inferiority, non_inferior)) if non_inferior else None,
+            "policies": tuple(policy) if policy else None,
+        },
+        baseline,
+    )
+    for destination in chosen:
+        load("reports", destination.format)
+    source, audit = audited(run, wanted.gates, wanted.baseline)
+    _deliver(audit, source, chosen)
+    if step_summary:
+        from kvaudit.reports.markdown import SUMMARY_LIMIT, markdown
+
+        append_step_summary(lambda room: markdown(audit, room), SUMMARY_LIMIT)
     raise typer.Exit(0 if exit_zero else audit.verdict.exit_code)
 
 
-def load_audit(folder: Path, gates: Gates | None = None) -> Audit:
-    """The audit of a run folder. Raises RunError, naming the file, for a folder that is no whole run."""
+def audited(folder: Path, gates: Gates | None = None, baseline: Path | None = None) -> tuple[Run, Audit]:
+    """A run folder and its audit. Raises RunError, naming the file, for a folder that is no whole run."""
     from kvaudit.analysis.audit import analyse
     from kvaudit.store import open_run
 
     run = open_run(folder)
-    return analyse(run, gates, run.provenance)
+    return run, analyse(run, gates, run.provenance, None if baseline is None else open_run(baseline))
 
 
-def _gates(min_fidelity: float | None, max_variation: float | None, policies: Sequence[str] | None) -> Gates:
-    from kvaudit.analysis.verdict import Gates
+def _deliver(audit: Audit, run: Run, chosen: Sequence[Destination]) -> None:
+    """Write every report. Where none goes to stdout, stdout gets the findings and the verdict, a line each."""
+    from kvaudit.reports.words import headline
 
-    gates = Gates(min_fidelity, max_variation, tuple(policies) if policies else None)
-    if policies and not gates.any:
-        raise UsageError("--policy limits --min-fidelity and --max-variation, and neither is given", "add one of them")
-    return gates
-
-
-def _print(render: Report, audit: Audit, *, escapes: bool) -> None:
-    """Write to stdout: escaped where its encoding falls short when people read it, in UTF-8 when programs do."""
-    out = sys.stdout
-    reconfigure = getattr(out, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(**({"errors": "backslashreplace"} if escapes else {"encoding": "utf-8"}))
-    render(audit, out)
-    out.flush()
-
-
-def _write(render: Report, audit: Audit, output: Path) -> None:
-    """Write a file that is either whole or as it was."""
-    path = output.resolve()
-    try:
-        if path.exists() and not path.is_file():  # a pipe or a device: nothing to replace
-            with open(path, "w", encoding="utf-8") as file:
-                render(audit, file)
-            return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-                render(audit, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write {output}: {error.strerror or error}", "choose another file with -o") from error
+    for destination in chosen:
+        write = load("reports", destination.format)
+        if destination.is_folder and destination.path is not None:
+            write_folder(partial(write, audit, run), destination.path)
+        elif destination.path is not None:
+            write_file(partial(write, audit), destination.path)
+        else:
+            print_report(partial(write, audit), escapes=destination.format == TERMINAL)
+    if all(destination.path is not None for destination in chosen):
+        print_report(lambda out: out.writelines(f"{line}\n" for line in headline(audit)), escapes=True)

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from kvaudit.analysis.audit import Audit
 
 
@@ -19,3 +23,17 @@ class Report(Protocol):
     """
 
     def __call__(self, audit: Audit, out: TextIO) -> None: ...
+
+
+class RunParts(Protocol):
+    """The tables behind an audit, read a part at a time: one an arm, or the whole of a table that has no arms."""
+
+    def parts(self, name: str) -> Iterator[tuple[str, pa.Table]]:
+        """The parts of a table of `schema.TABLES` with their file names, of finished arms only."""
+        ...
+
+
+class FolderReport(Protocol):
+    """Write the audit and the run's tables into `folder`, which is empty. A report whose suffix is `/`."""
+
+    def __call__(self, audit: Audit, run: RunParts, folder: Path) -> None: ...

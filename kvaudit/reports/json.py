@@ -15,7 +15,8 @@ import orjson
 from kvaudit import __version__
 from kvaudit.analysis.checks import Reason
 from kvaudit.analysis.examples import Example
-from kvaudit.analysis.verdict import Finding, GateResult
+from kvaudit.analysis.findings import Finding
+from kvaudit.analysis.gates import GateResult
 from kvaudit.reports.words import finding_details, finding_line, gate_sentence, reason_sentence
 
 if TYPE_CHECKING:
@@ -27,8 +28,17 @@ LONGEST_TEXT = 10_000
 
 def render(audit: Audit, out: TextIO) -> None:
     """Write the audit to `out` as indented JSON."""
-    content = orjson.dumps(as_data(audit), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-    out.write(content.decode())
+    _dump(as_data(audit), out)
+
+
+def render_baseline(audit: Audit, out: TextIO) -> None:
+    """Write only what changed since the audit's baseline."""
+    head = {"report_version": REPORT_VERSION, "kvaudit_version": __version__}
+    _dump({**head, "baseline": _baseline(audit)}, out)
+
+
+def _dump(data: dict[str, Any], out: TextIO) -> None:
+    out.write(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
 
 
 def as_data(audit: Audit) -> dict[str, Any]:
@@ -60,6 +70,29 @@ def as_data(audit: Audit) -> dict[str, Any]:
         ],
         "figures": [asdict(figure) for figure in audit.figures],
         "examples": [_example(example) for example in audit.examples],
+        "gates_from": audit.gates.source,
+        "baseline": _baseline(audit),
+    }
+
+
+def _baseline(audit: Audit) -> dict[str, Any] | None:
+    baseline = audit.baseline
+    if baseline is None:
+        return None
+    return {
+        "trace": baseline.manifest.get("trace"),
+        "finished": baseline.manifest.get("finished"),
+        "requests": baseline.requests,
+        "only_now": baseline.only_now,
+        "only_before": baseline.only_before,
+        "policies_only_now": baseline.policies_only_now,
+        "policies_only_before": baseline.policies_only_before,
+        "findings": [{"policy": finding.policy, "seen": finding.seen} for finding in baseline.findings],
+        "settings": [asdict(setting) for setting in baseline.settings],
+        "changes": [
+            {"before": change.before, "now": change.now, **asdict(change.figure)} for change in baseline.changes
+        ],
+        "flips": [asdict(flips) for flips in baseline.flips],
     }
 
 

@@ -7,6 +7,7 @@
     provenance/ARM.parquet  writes/ARM.parquet  evictions/ARM.parquet
                                                       the ledger: what was reused, and what came and went
     comparisons.parquet  summary.parquet              what the audit made of it
+    queries.sql                                       questions to ask of the tables, for DuckDB
 
 Every file is written under a temporary name, synced and renamed. Every Parquet footer carries the schema version and
 the digests of trace and settings, so that no part is ever read as another run's.

@@ -18,6 +18,7 @@ from kvaudit.store.layout import (
     MANIFEST,
     OBSERVATIONS,
     TEMPORARY,
+    TEXTS,
     WHOLE_TABLES,
     checked_rows,
     part_path,
@@ -57,7 +58,7 @@ class RunFolder:
             )
         with _system_refusals(self.path):
             if self._replaced is not None:
-                _remove_tables(self.path, self._replaced)
+                _remove_files(self.path, self._replaced)
             if self._resumed:
                 self._remove_marks()
         self.manifest |= {"engine": facts, "status": UNFINISHED, "finished": None}
@@ -74,6 +75,10 @@ class RunFolder:
     def write_table(self, name: str, batches: Iterable[pa.RecordBatch | Sequence[Row]]) -> None:
         write_table(table_path(self.path, name), name, self.run.stamp, batches)
 
+    def write_text(self, name: str, text: str) -> None:
+        """A text of `layout.TEXTS`, beside the tables."""
+        write_bytes(self.path / name, text.encode())
+
     def finish(self) -> None:
         """Say in the manifest that every arm is there."""
         if self.manifest["status"] != FINISHED:
@@ -89,7 +94,7 @@ class RunFolder:
     def remove_temporary_files(self) -> None:
         """What a killed replay left, and what an interrupt left that struck between a file's opening and anyone's
         knowing of it."""
-        for file in (self.path / MANIFEST, *_tables(self.path, self.manifest)):
+        for file in (self.path / MANIFEST, *_files(self.path, self.manifest)):
             file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
 
     def _write_manifest(self) -> None:
@@ -184,9 +189,9 @@ def _check_replaceable(path: Path) -> None:
         read_manifest(path)
 
 
-def _remove_tables(path: Path, manifest: Manifest) -> None:
+def _remove_files(path: Path, manifest: Manifest) -> None:
     """All that a run wrote but its manifest, which makes the folder a run until the next one takes its place."""
-    for file in _tables(path, manifest):
+    for file in _files(path, manifest):
         file.unlink(missing_ok=True)
         file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
     for table in ARM_TABLES:
@@ -194,13 +199,15 @@ def _remove_tables(path: Path, manifest: Manifest) -> None:
             (path / table).rmdir()
 
 
-def _tables(path: Path, manifest: Manifest) -> Iterator[Path]:
+def _files(path: Path, manifest: Manifest) -> Iterator[Path]:
     """Each arm's observations before its other parts: no arm looks finished while they go."""
     for arm in manifest["arms"]:
         for table in reversed(ARM_TABLES):
             yield part_path(path, table, arm["arm_id"])
     for table in WHOLE_TABLES:
         yield table_path(path, table)
+    for name in TEXTS:
+        yield path / name
 
 
 def _changes(keys: Sequence[str], before: Mapping[str, object], now: Mapping[str, object]) -> str:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kvaudit.errors import RunError
-from kvaudit.schema import SCHEMA_VERSION, TABLES
+from kvaudit.schema import QUERIES, SCHEMA_VERSION, TABLES
+from kvaudit.schema.footer import footer
 
 MANIFEST = "manifest.json"
 LOCK = ".kvaudit.lock"
@@ -21,6 +22,8 @@ OBSERVATIONS = "observations"
 ARM_TABLES = ("selections", "provenance", "writes", "evictions", OBSERVATIONS)
 """Tables with a part for each arm. Observations come last: their part is the mark that the arm is finished."""
 WHOLE_TABLES = tuple(name for name in TABLES if name not in ARM_TABLES)
+TEXTS = (QUERIES,)
+"""Texts that stand beside the tables."""
 
 _AGAIN = "run the same `kvaudit replay` again to complete it"
 
@@ -33,12 +36,7 @@ class Stamp:
     settings_digest: str
 
     def footer(self, table: str) -> dict[str, str]:
-        return {
-            "kvaudit.table": table,
-            "kvaudit.schema_version": str(SCHEMA_VERSION),
-            "kvaudit.trace_digest": self.trace_digest,
-            "kvaudit.settings_digest": self.settings_digest,
-        }
+        return footer(table, self.trace_digest, self.settings_digest)
 
 
 def part_path(folder: Path, table: str, arm_id: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,16 @@ class Run:
 
         Raises RunError, naming the file, when one is missing, empty, cut off, another run's or of another schema.
         """
-        if name not in ARM_TABLES:
-            return self._read(name, table_path(self.path, name))
-        parts = [self._read(name, part_path(self.path, name, arm.arm_id)) for arm in self.arms() if arm.finished]
-        return pa.concat_tables([TABLES[name].empty_table(), *parts])
+        return pa.concat_tables([TABLES[name].empty_table(), *(part for _, part in self.parts(name))])
+
+    def parts(self, name: str) -> Iterator[tuple[str, pa.Table]]:
+        """A table's parts, one at a time, with their places in the folder (`observations/ARM.parquet`)."""
+        if name in ARM_TABLES:
+            paths = [part_path(self.path, name, arm.arm_id) for arm in self.arms() if arm.finished]
+        else:
+            paths = [table_path(self.path, name)]
+        for path in paths:
+            yield path.relative_to(self.path).as_posix(), self._read(name, path)
 
     def provenance(self, arm_ids: Sequence[str], request_ids: Sequence[str]) -> pa.Table:
         """The rows of `provenance` for some requests in some finished arms, without reading the others."""

@@ -6,14 +6,14 @@ import pytest
 from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
 
 from kvaudit.analysis.audit import analyse
-from kvaudit.analysis.verdict import Gates
+from kvaudit.analysis.gates import Gates
 from kvaudit.errors import RunError
 from kvaudit.schema import TABLES
 
 
 def test_an_audit_holds_every_stage_s_result():
     built = run(full_prefill("a b") + arm_lines("p", {"chronological": "a b", "reversed": "a x"}, "a b", "a b"))
-    audit = analyse(built, Gates(max_variation=0.1))
+    audit = analyse(built, Gates(min_fidelity=0.9))
     assert (audit.requests, len(audit.arms)) == (2, 6)
     assert [finding.seen for finding in audit.findings] == ["history-sensitive"]
     assert audit.verdict.outcome == "fail"

@@ -7,10 +7,12 @@ import sys
 import time
 from pathlib import Path
 
+import duckdb
 import pytest
 from fakes import rolling_trace, write_trace
 
 from kvaudit import cli
+from kvaudit.schema.reference import queries
 from kvaudit.store import open_run
 
 REQUESTS = 6
@@ -79,6 +81,14 @@ def test_a_replay_says_what_it_found_and_how_to_read_on(kvaudit, trace, tmp_path
     code, out, _ = kvaudit(*shlex.split(command.removeprefix("Report: kvaudit ")))
     assert code == 0
     assert "none seen" in out
+
+
+def test_queries_stand_beside_the_tables_and_run_there(kvaudit, trace, tmp_path, monkeypatch):
+    for more in ((), ("--seed", "1", "--force")):
+        kvaudit("replay", trace, *SCRIPTED, *fault("position"), *more, "-o", "run")
+        assert (tmp_path / "run" / "queries.sql").read_text() == queries()
+    monkeypatch.chdir(tmp_path / "run")
+    duckdb.sql(queries())
 
 
 @pytest.mark.parametrize(

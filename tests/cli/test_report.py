@@ -54,7 +54,7 @@ def written(path: Path, built: BuiltRun) -> Path:
 
 def sensitive() -> BuiltRun:
     return run(
-        full_prefill(WORDS) + arm_lines("token-topk", {"chronological": WORDS, "reversed": "a x c d"}, WORDS, WORDS)
+        full_prefill(WORDS) + arm_lines("token-topk", {"chronological": WORDS, "reversed": "w x y d"}, WORDS, WORDS)
     )
 
 
@@ -71,7 +71,7 @@ def test_the_report_is_printed_and_ends_in_the_verdict_s_exit_code(folder):
     found = invoke(folder)
     assert found.exit_code == 0
     assert found.stdout.startswith("Verdict: no gates")
-    assert "token-topk: history-sensitive. 1 of 4 requests" in found.stdout
+    assert "token-topk: history-sensitive. 3 of 4 requests" in found.stdout
     assert "mask bottom-right" in found.stdout
 
 
@@ -79,11 +79,11 @@ def test_the_report_is_printed_and_ends_in_the_verdict_s_exit_code(folder):
     ("options", "code"),
     [
         (["--max-variation", "0.2"], 1),
-        (["--max-variation", "0.9"], 0),
-        (["--max-variation", "0.3"], 4),
+        (["--max-variation", "1"], 0),
+        (["--max-variation", "0.8"], 4),
         (["--min-fidelity", "0.8"], 1),
         (["--min-fidelity", "0.8", "--exit-zero"], 0),
-        (["--max-variation", "0.3", "--exit-zero"], 0),
+        (["--max-variation", "0.8", "--exit-zero"], 0),
         (["--max-variation", "0.2", "--policy", "token-topk"], 1),
     ],
 )
@@ -239,10 +239,14 @@ def test_a_damaged_provenance_is_named(folder):
 # Writing
 
 
-def test_a_file_gets_the_report_and_stdout_nothing(folder, tmp_path):
+def test_a_file_gets_the_report_and_stdout_the_verdict(folder, tmp_path):
     target = tmp_path / "audit.json"
     found = invoke(folder, "-f", "json", "-o", target, "--max-variation", "0.2")
-    assert (found.stdout, found.exit_code) == ("", 1)
+    assert found.exit_code == 1
+    assert [line.split(".")[0] for line in found.stdout.splitlines()] == [
+        "token-topk: history-sensitive",
+        "Verdict: fail (a gate is broken; exit code 1)",
+    ]
     assert json.loads(target.read_bytes())["verdict"]["outcome"] == "fail"
     assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
 
@@ -264,7 +268,7 @@ def test_a_failed_write_is_an_error_and_leaves_the_old_file(folder, tmp_path, mo
 
 @pytest.mark.parametrize("target", ["missing/audit.txt", ".", "run/manifest.json/x"])
 def test_a_place_that_cannot_be_written_is_an_error(folder, target):
-    assert isinstance(error(folder, "-o", folder.parent / target), RunError)
+    assert isinstance(error(folder, "-f", "json", "-o", folder.parent / target), RunError)
 
 
 def test_a_link_keeps_pointing_where_it_pointed(folder, tmp_path):
@@ -299,7 +303,7 @@ def test_json_is_utf_8_even_where_stdout_is_ascii(tmp_path):
 
 
 def test_help_shows_examples_and_loads_nothing_heavy():
-    assert "kvaudit report runs/prices --format json -o audit.json" in invoke("--help").stdout
+    assert "kvaudit report runs/prices -o audit.html -o audit.json" in invoke("--help").stdout
     code = "import sys, kvaudit.cli.report; print({'torch', 'pyarrow', 'scipy', 'numpy'} & set(sys.modules) or 'light')"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "light"

@@ -10,7 +10,7 @@ import pyarrow as pa
 from audit_runs import BuiltRun, arm_lines, full_prefill, run
 
 from kvaudit.analysis.audit import Audit, analyse
-from kvaudit.analysis.verdict import Gates
+from kvaudit.analysis.gates import Gates
 from kvaudit.schema import TABLES
 
 ORDERS = ("chronological", "reversed", "shuffle-1", "shuffle-2", "shuffle-3")

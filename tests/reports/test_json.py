@@ -27,6 +27,8 @@ def test_keys_are_stable():
         "arms",
         "figures",
         "examples",
+        "gates_from",
+        "baseline",
     ]
     assert set(found["verdict"]) == {"outcome", "exit_code", "gates"}
     assert {
@@ -40,7 +42,8 @@ def test_keys_are_stable():
         "order",
         "n",
         "needed",
-        "block",
+        "overlap",
+        "than",
         "sentence",
     } == set(found["verdict"]["gates"][0])
     assert {"policy", "seen", "reasons", "flipped", "smallest_visible", "sentence", "details"} <= set(

@@ -16,6 +16,7 @@ SECTIONS = (
     "Fidelity: ",
     "Answer variation: ",
     "Policy against policy: ",
+    "Power: ",
     "Order against order: ",
     "Where the loss comes from: ",
     "Controls: ",
@@ -86,11 +87,49 @@ def test_what_two_lines_would_say_is_said_once_and_digests_are_cut():
 
 def test_intervals_and_shares_say_how_they_were_made(text):
     words = " ".join(text.split())
-    assert "Intervals: Wilson." in words
+    assert "Intervals: Wilson, requests counted in blocks of 4, since their windows overlap." in words
     assert re.search(r"50\.0 % \(50\.0-50\.0\)", text)
     assert "share of the token deviation" in words
     assert "own: own error of the policy and the engine's switches" in words
     assert "serves: requests times orders" in words
+
+
+def test_kappa_stands_beside_answer_variation(text):
+    kappas = [f.value for f in audited(rich_run()).figures if f.metric == "fleiss_kappa"]
+    table = text[text.index("Answer variation: ") : text.index("Policy against policy: ")]
+    rows = re.findall(r"^\S+ +[\d.]+ % +[\d.]+ to [\d.]+ +([\d.]+) +[\d.]+ % +[\d.]+ %$", table, re.MULTILINE)
+    assert rows == [f"{kappa:.2f}" for kappa in kappas]
+
+
+def power_rows(shown: str) -> list[list[str]]:
+    table = shown[shown.index("Power: ") : shown.index("points: the smallest")]
+    return [re.split(r" {2,}", line.strip()) for line in table.splitlines() if re.search(r"\d$", line)][1:]
+
+
+def test_power_says_what_was_visible_in_the_worst_order_and_how_many_requests_would_be_needed():
+    full, half = "a " * 40, "a " * 20 + "x " * 20
+    built = run(
+        full_prefill(full)
+        + arm_lines("p", {"chronological": full, "reversed": full}, full, full)
+        + "\n"
+        + arm_lines("q", {"chronological": full, "reversed": half}, "x " * 40, full)
+    )
+    audit = audited(built)
+    worst = max(f.value for f in audit.figures if f.metric == "smallest_difference" and f.control == "none")
+    needed = [f.value for f in audit.figures if f.metric.startswith("requests_for_")]
+    (row,) = power_rows(rendered(render, audit))
+    assert row == ["p - q", f"{100 * worst:.1f}", *(f"{value:,.0f}" for value in needed)]
+    assert len(needed) == 4
+
+
+def test_an_audit_too_small_to_see_anything_says_so(text):
+    (row,) = power_rows(text)
+    assert row[:2] == ["token-topk - document-aligned", "none"]
+    assert "none: not even 100 points" in " ".join(text.split())
+
+
+def test_one_policy_has_no_power_section():
+    assert "Power: " not in rendered(render, audited(run(clean("p"))))
 
 
 def test_some_empty_answers_are_told():

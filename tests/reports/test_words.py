@@ -73,15 +73,15 @@ def gate_sentences(text: str, **gates) -> list[str]:
 def test_gates_say_what_was_observed_and_what_is_missing():
     broken = full_prefill("a b") + arm_lines("p", {"chronological": "a b", "reversed": "x y"}, "a b", "a b")
     assert gate_sentences(broken, min_fidelity=0.9) == [
-        "fail: p, fidelity at least 90.0 %; observed 0.0 % in the worst order (reversed), on 2 requests."
+        "fail: p, fidelity at least 90 %; observed 0.0 % in the worst order (reversed), on 2 requests."
     ]
     (weak,) = gate_sentences(clean("p"), max_variation=0.05)
-    assert weak.startswith("inconclusive: p, answer variation at most 5.0 %; observed 0.0 %, 95 % upper bound 60.2 %")
+    assert weak.startswith("inconclusive: p, answer variation at most 5 %; observed 0.0 %, 95 % upper bound 60.2 %")
     assert weak.endswith("4 requests are too few; about 72 would be needed.")
     (never,) = gate_sentences(clean("p"), max_variation=0.0)
     assert never.endswith("no number of requests can show that the limit is kept at this value.")
     (kept,) = gate_sentences(clean("p"), max_variation=0.7)
-    assert kept == "pass: p, answer variation at most 70.0 %; observed 0.0 %, 95 % upper bound 60.2 %."
+    assert kept == "pass: p, answer variation at most 70 %; observed 0.0 %, 95 % upper bound 60.2 %."
     (doubt,) = gate_sentences(clean("p").replace("p reversed : a b c d", "p reversed : a b c !"), max_variation=0.7)
     assert doubt.endswith("but the finding is inconclusive.")
 
@@ -101,16 +101,17 @@ def reproduced(orders: dict[str, str], repeat: str = "a b c d e", **settings) ->
     return words.finding_details(audited(run(text, settings=settings)).findings[0])[0]
 
 
-def test_the_repeat_counts_for_as_much_as_it_shows():
-    assert reproduced({"reversed": "a b c d x"}) == (
-        "The repeat control reproduced every answer, but only 1 request changed: any two runs agree with probability "
-        "0.33, so run-to-run variation is not ruled out."
-    )
-    assert reproduced({"reversed": "x y z d e"}) == "The repeat control reproduced every answer."
-    seven = {f"o{index}": " ".join(f"{word}{index}" for word in "abcde") for index in range(6)}
-    assert reproduced({**seven, "o6": "v w x y z"}).endswith(
-        "with probability 0.03: run-to-run variation is not the cause."
-    )
+@pytest.mark.parametrize(
+    ("answers", "end"),
+    [
+        ("a b c d x", "probability 0.33: such noise is not ruled out."),
+        ("x y z d e", "probability 0.037: such noise is ruled out."),
+    ],
+)
+def test_the_repeat_counts_for_as_much_as_it_shows(answers, end):
+    sentence = reproduced({"reversed": answers})
+    assert sentence.startswith("The repeat control reproduced every answer; if answers varied at random")
+    assert sentence.endswith(end)
 
 
 def test_a_repeat_that_differs_within_the_limit_is_not_said_to_reproduce():

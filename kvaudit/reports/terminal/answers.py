@@ -7,10 +7,23 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from kvaudit.analysis.figures import Figure, select
+from kvaudit.analysis.figures import POINTS, Figure, requests_metric, select
 from kvaudit.records import FULL_PREFILL
 from kvaudit.reports.terminal.layout import condition, figure_at, grouped_table, heading, place_of, sentences, table
-from kvaudit.reports.words import OWN_ERROR, counted, interval, number, p_value, percent, small
+from kvaudit.reports.words import (
+    OWN_ERROR,
+    POWER_NOTE,
+    cochran_sentence,
+    counted,
+    interval,
+    number,
+    p_value,
+    percent,
+    points,
+    power_rows,
+    small,
+    tested,
+)
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -20,6 +33,7 @@ def parts(audit: Audit) -> Iterator[RenderableType]:
     yield from _fidelity(audit)
     yield from _variation(audit)
     yield from _policy_differences(audit)
+    yield from _power(audit)
     yield from _order_differences(audit)
     yield from _history_and_own_error(audit)
     yield from _controls(audit)
@@ -83,22 +97,32 @@ def _variation(audit: Audit) -> Iterator[RenderableType]:
     for figure in select(audit.figures, "answer_variation"):
         flipped = select(audit.figures, "flipped_requests", figure.policy)[0]
         visible_from = select(audit.figures, "smallest_variation", figure.policy)[0]
-        share = percent(flipped.value)
-        rows.append([figure.policy or "", percent(figure.value), interval(figure), share, percent(visible_from.value)])
+        kappa = select(audit.figures, "fleiss_kappa", figure.policy)[0]
+        rows.append(
+            [
+                figure.policy or "",
+                percent(figure.value),
+                interval(figure),
+                number(kappa.value),
+                percent(flipped.value),
+                percent(visible_from.value),
+            ]
+        )
         methods |= {figure.test} if figure.test else set()
     if not rows:
         return
     differences = [
-        [figure.policy or "", percent(figure.value), interval(figure), "", ""]
+        [figure.policy or "", f"{points(figure.value)} points", interval(figure), "", "", ""]
         for figure in select(audit.figures, "variation_difference")
         if figure.value is not None
     ]
     yield from heading("Answer variation: order pairs with different answers, mean over requests")
-    yield table(("policy", "variation", "95 % interval", "requests", "visible from"), rows + differences)
+    yield table(("policy", "variation", "95 % interval", "kappa", "requests", "visible from"), rows + differences)
     yield from sentences(
         [
-            "requests: share that vary. visible from: the smallest share of affected requests that would have shown "
-            "with 95 % probability.",
+            "kappa: Fleiss' kappa of the orders, their agreement beyond chance, 1 where all agree. requests: share "
+            "that vary. visible from: the smallest share of affected requests that would have shown with 95 % "
+            "probability.",
             f"Intervals: {'; '.join(sorted(methods))}.",
         ]
     )
@@ -112,12 +136,24 @@ def _policy_differences(audit: Audit) -> Iterator[RenderableType]:
     rows = [[figure.policy or "", condition(place_of(figure)), *_contrast(figure)] for figure in figures]
     yield grouped_table(("1st - 2nd policy, order", "points", "95 % interval", "1st:2nd", "p", "p (Holm)"), rows)
     yield from sentences(
+        [f"1st:2nd: requests on which only the first, and only the second, equals full prefill. {tested(figures)}"]
+    )
+    yield from sentences([cochran_sentence(figure) for figure in select(audit.figures, "cochran_policies")])
+
+
+def _power(audit: Audit) -> Iterator[RenderableType]:
+    rows = [[row.policies, row.smallest, *row.needed] for row in power_rows(audit.figures)]
+    if not rows:
+        return
+    methods = {figure.test or "" for figure in select(audit.figures, requests_metric(POINTS[0]))}
+    yield from heading("Power: what this audit could have seen")
+    yield table(("1st - 2nd policy", "points", *(f"n for {size}" for size in POINTS)), rows)
+    yield from sentences(
         [
-            "1st:2nd: requests on which only the first, and only the second, equals full prefill. Exact McNemar; Holm "
-            f"over these {len(figures)} comparisons."
+            f"points: {POWER_NOTE}. n for: requests that would show so many points.",
+            *(f"Requests: {method}." for method in sorted(methods)),
         ]
     )
-    yield from sentences([_cochran_sentence(figure) for figure in select(audit.figures, "cochran_policies")])
 
 
 def _order_differences(audit: Audit) -> Iterator[RenderableType]:
@@ -130,23 +166,24 @@ def _order_differences(audit: Audit) -> Iterator[RenderableType]:
         widest = max(figures, key=lambda figure: abs(figure.value or 0))
         lines.append(
             f"{policy}: {significant} of {counted(len(figures), 'pair')} of orders differ (Holm p < 0.05); widest "
-            f"{widest.order}, {_points(widest.value)} points ({interval(widest)}), p {p_value(widest.p_value)}, Holm "
-            f"{p_value(widest.p_adjusted)}."
+            f"{widest.order}, {points(widest.value)} points ({interval(widest)}), p {p_value(widest.p_value)}, Holm "
+            f"{p_value(widest.p_adjusted)}. {tested(select(audit.figures, 'order_difference'))}"
         )
-        lines += [_cochran_sentence(figure) for figure in select(audit.figures, "cochran_orders", policy)]
+        lines += [cochran_sentence(figure) for figure in select(audit.figures, "cochran_orders", policy)]
     if lines:
         yield from heading("Order against order: fidelity of one policy")
         yield from sentences(lines)
 
 
 def _history_and_own_error(audit: Audit) -> Iterator[RenderableType]:
-    rows = []
+    rows, losses = [], []
     for figure in select(audit.figures, "history_loss"):
         reset = next(iter(select(audit.figures, "fidelity", figure.policy, control="reset")), None)
         if figure.value is None or reset is None or reset.value is None:
             continue
         own_error = number(100 * (1 - reset.value), 1)
         rows.append([figure.policy or "", figure.order or "", own_error, *_contrast(figure)])
+        losses.append(figure)
     if not rows:
         return
     yield from heading("Where the loss comes from: history or own error, in points")
@@ -154,7 +191,7 @@ def _history_and_own_error(audit: Audit) -> Iterator[RenderableType]:
     yield from sentences(
         [
             f"own: {OWN_ERROR}, what is lost with the cache emptied before each request (reset control). history: what "
-            f"the order loses beyond it, 1st = reset, 2nd = order. Exact McNemar; Holm over these {len(rows)}."
+            f"the order loses beyond it, 1st = reset, 2nd = order. {tested(losses)}"
         ]
     )
 
@@ -177,19 +214,4 @@ def _disagreement(figure: Figure) -> list[str]:
 def _contrast(figure: Figure) -> list[str]:
     discordant = ":".join(str(count) for count in figure.discordant or ())
     p = p_value(figure.p_value)
-    return [_points(figure.value), interval(figure), discordant, p, p_value(figure.p_adjusted)]
-
-
-def _cochran_sentence(figure: Figure) -> str:
-    place = f"{figure.policy or 'all policies'}" + (
-        f", {condition(place_of(figure))}" if figure.order else ", all orders"
-    )
-    if figure.p_value is None:
-        return f"{place}: every request is answered alike, so there is nothing for Cochran's Q to test."
-    return (
-        f"{place}: Cochran's Q {number(figure.value)}, p {p_value(figure.p_value)}, Holm {p_value(figure.p_adjusted)}."
-    )
-
-
-def _points(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:+.1f}"
+    return [points(figure.value), interval(figure), discordant, p, p_value(figure.p_adjusted)]

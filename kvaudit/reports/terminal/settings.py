@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 
 from kvaudit.analysis.audit import section
-from kvaudit.reports.escape import visible
+from kvaudit.reports.escape import excerpt, visible
 from kvaudit.reports.terminal.layout import heading, sentences
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DIGEST_DIGITS = 12
 """Digits of a SHA-256 that are shown; the JSON report has them all."""
+LONGEST_VALUE = 1_000
 
 
 def parts(audit: Audit) -> Iterator[RenderableType]:
@@ -71,4 +72,4 @@ def _value(value: Any) -> str:
         return f"({_listed(value)})"
     if isinstance(value, list | tuple):
         return " ".join(_value(item) for item in value)
-    return visible(str(value))
+    return excerpt(str(value), length=LONGEST_VALUE)

@@ -1,0 +1,98 @@
+"""The finding per policy: what the audit saw, as codes and numbers (DESIGN 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kvaudit.analysis import stats
+from kvaudit.analysis.checks import STANDING, Reason, disagreement, policy_reasons, reference_reasons
+from kvaudit.analysis.compare import Grid, Pair
+from kvaudit.analysis.figures import chance_of_reproducing, variation_by_request
+
+Seen = Literal["history-sensitive", "none-seen", "inconclusive"]
+
+EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the audit saw of one policy.
+
+    compared: requests that were compared between orders; flipped: how many of them any two orders answered
+    differently, with the first few as examples.
+    own_losses: of reset_compared requests, how many the policy answers otherwise than full prefill even without
+    history (reset control).
+    repeat_losses: of repeat_compared requests, how many the repeat control answers differently.
+    overlap: how many successive requests of the stream share content; block: how many of them count as one here.
+    smallest_visible: the smallest share of affected requests that would have shown with 95 % probability.
+    chance_of_reproducing: p-value of 'the repeat agreed by luck, answers vary from run to run'; None where it did not
+    agree.
+    """
+
+    policy: str
+    seen: Seen
+    reasons: tuple[Reason, ...]
+    compared: int
+    flipped: int
+    examples: tuple[str, ...]
+    reset_compared: int
+    own_losses: int
+    repeat_compared: int
+    repeat_losses: int
+    overlap: int
+    block: int
+    smallest_visible: float | None
+    chance_of_reproducing: float | None
+
+    @property
+    def stands(self) -> bool:
+        """Whether what was seen stands, though it may be incomplete: a gate can fail on it."""
+        return all(reason.code in STANDING for reason in self.reasons)
+
+    @property
+    def noise_excluded(self) -> bool:
+        """Whether the requests that flipped are too many for noise that the repeat control missed by luck."""
+        return self.chance_of_reproducing is None or self.chance_of_reproducing <= stats.ALPHA
+
+
+def find(grid: Grid, pairs: Sequence[Pair], max_noise: float, overlap: int = 1) -> tuple[Finding, ...]:
+    """The finding of every policy.
+
+    `max_noise`: the share of answers that a second run of the same order may give differently. `overlap`: how many
+    successive requests share content (`figures.stream_overlap`).
+    """
+    shared = reference_reasons(grid, pairs, max_noise)
+    return tuple(_finding(grid, pairs, policy, shared, max_noise, overlap) for policy in grid.policies)
+
+
+def _finding(
+    grid: Grid, pairs: Sequence[Pair], policy: str, shared: Sequence[Reason], max_noise: float, overlap: int
+) -> Finding:
+    block = stats.block_length(overlap, len(grid.request_ids))
+    reasons = (*shared, *policy_reasons(grid, pairs, policy, max_noise, block))
+    variation = variation_by_request(grid, pairs, policy)
+    flipped = np.flatnonzero(variation > 0)
+    compared = int((~np.isnan(variation)).sum())
+    resets = [pair for pair in pairs if pair.kind == "reference" and pair.right in grid.find(policy, "reset")]
+    repeat_losses, repeat_compared = disagreement(pairs, "repeat", policy)
+    seen: Seen = "inconclusive" if reasons else "history-sensitive" if len(flipped) else "none-seen"
+    return Finding(
+        policy=policy,
+        seen=seen,
+        reasons=reasons,
+        compared=compared,
+        flipped=len(flipped),
+        examples=tuple(grid.request_ids[int(index)].as_py() for index in flipped[:EXAMPLES]),
+        reset_compared=sum(int(pair.comparable.sum()) for pair in resets),
+        own_losses=sum(int(pair.differs.sum()) for pair in resets),
+        repeat_compared=repeat_compared,
+        repeat_losses=repeat_losses,
+        overlap=overlap,
+        block=block,
+        smallest_visible=stats.smallest_visible(stats.independent(compared, block)),
+        chance_of_reproducing=chance_of_reproducing(grid, policy) if len(flipped) and not repeat_losses else None,
+    )

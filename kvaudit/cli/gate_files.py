@@ -1,0 +1,168 @@
+"""Gates from `[tool.kvaudit.gates]` of pyproject.toml or `[gates]` of kvaudit.toml, and from the command line.
+
+What is given on the command line overrides the file, key by key. A key that kvaudit does not know is an error, since a
+gate that is misspelt would never fail.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvaudit.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvaudit.analysis.gates import Gates
+
+OWN_FILE = "kvaudit.toml"
+PROJECT_FILE = "pyproject.toml"
+NON_INFERIOR_KEYS = ("policy", "than", "margin")
+
+
+class Wanted(NamedTuple):
+    """What a user holds a run to: limits, and the run to hold it against."""
+
+    gates: Gates
+    baseline: Path | None
+
+
+def wanted_gates(file: Path | None, given: Mapping[str, Any], baseline: Path | None) -> Wanted:
+    """The limits in force: those of `file`, or of the nearest gate file at or above the working directory, overridden
+    by what is `given` on the command line (fields of `Gates`; None is not given).
+
+    Raises UsageError for a file that cannot be read, sets no limit, or has a key that is not known or of another type.
+    """
+    from kvaudit.analysis.gates import Gates
+
+    source = file or _nearest()
+    table = {} if source is None else _gate_table(source)
+    found = Gates() if source is None else replace(_gates(table, source), source=str(source))
+    gates = replace(found, **{name: value for name, value in given.items() if value is not None})
+    if source is not None and not gates.any:
+        raise UsageError(f"{source} sets no limit", f"give one of {', '.join(_LIMITS)} or non-inferior")
+    if gates.policies and not gates.per_policy:
+        raise UsageError("--policy names the policies that limits hold, and no limit is set", "add --min-fidelity")
+    return Wanted(gates, baseline or _baseline(table, source))
+
+
+def non_inferiority(text: str) -> Any:
+    """`POLICY,THAN,MARGIN`, as `--non-inferior` takes it."""
+    from kvaudit.analysis.gates import NonInferiority
+
+    policy, comma, rest = text.partition(",")
+    than, second, margin = rest.rpartition(",")
+    try:
+        if not (policy and comma and than and second):
+            raise ValueError
+        return NonInferiority(policy, than, float(margin))
+    except ValueError as error:
+        raise UsageError(
+            f"--non-inferior {text!r} is not POLICY,THAN,MARGIN", "write document-aligned,token-topk,0.02"
+        ) from error
+
+
+def _nearest() -> Path | None:
+    """The gate file of the nearest folder that has one. Two in one folder are an error: only one could be in force."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        found = [
+            path
+            for path in (folder / OWN_FILE, folder / PROJECT_FILE)
+            if path.is_file() and (path.name == OWN_FILE or "kvaudit" in _read(path).get("tool", {}))
+        ]
+        if len(found) > 1:
+            raise UsageError(f"{found[0]} and {found[1].name} both set gates", "keep one of them")
+        if found:
+            return found[0]
+    return None
+
+
+def _gate_table(path: Path) -> Mapping[str, Any]:
+    content: Mapping[str, Any] = _read(path)
+    place = "" if path.name != PROJECT_FILE else "tool.kvaudit."
+    if path.name == PROJECT_FILE:
+        content = _table(_table(content, "tool", path), "kvaudit", path)
+    _refuse_unknown(content, ("gates",), place, path)
+    return _table(content, "gates", path)
+
+
+def _gates(table: Mapping[str, Any], path: Path) -> Gates:
+    from kvaudit.analysis.gates import Gates, NonInferiority
+
+    _refuse_unknown(table, (*_LIMITS, "policies", "non-inferior", "baseline"), "gates.", path)
+    pairs = []
+    for entry in _typed(table, "non-inferior", _is_list_of(dict), "a list of tables", path) or ():
+        _refuse_unknown(entry, NON_INFERIOR_KEYS, "gates.non-inferior.", path)
+        kinds = (_is_text, _is_text, _is_number)
+        if not all(name in entry and kind(entry[name]) for name, kind in zip(NON_INFERIOR_KEYS, kinds, strict=True)):
+            raise UsageError(
+                f"{path}: an entry of non-inferior lacks a policy, than or margin",
+                'write { policy = "document-aligned", than = "token-topk", margin = 0.02 }',
+            )
+        pairs.append(NonInferiority(entry["policy"], entry["than"], float(entry["margin"])))
+    limits: dict[str, Any] = {}
+    for key in _LIMITS:
+        value = _typed(table, key, _is_number, "a number", path)
+        limits[key.replace("-", "_")] = None if value is None else float(value)
+    policies = _typed(table, "policies", _is_list_of(str), "a list of names", path)
+    try:
+        return Gates(policies=tuple(policies) if policies else None, non_inferior=tuple(pairs), **limits)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", error.hint) from error
+
+
+def _baseline(table: Mapping[str, Any], source: Path | None) -> Path | None:
+    if source is None:
+        return None
+    baseline = _typed(table, "baseline", _is_text, "the path of a run", source)
+    return None if baseline is None else source.parent / baseline
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror or error}", "name another file with --gates"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is no TOML: {error}", "mend it") from error
+
+
+def _table(content: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
+    found = content.get(name)
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{path} has no table of gates", f"write one under {_HEADINGS.get(path.name, '[gates]')}")
+    return found
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], place: str, path: Path) -> None:
+    for key in table:
+        if key not in known:
+            raise UsageError(f"{path}: unknown key {place}{key}", f"known: {', '.join(known)}")
+
+
+def _typed(table: Mapping[str, Any], key: str, fits: Callable[[Any], bool], what: str, path: Path) -> Any:
+    value = table.get(key)
+    if value is not None and not fits(value):
+        raise UsageError(f"{path}: gates.{key} is {value!r}, not {what}")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_list_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and bool(value) and all(isinstance(item, kind) for item in value)
+
+
+_LIMITS = ("min-fidelity", "max-variation", "max-fidelity-drop", "max-variation-rise")
+_HEADINGS = {PROJECT_FILE: "[tool.kvaudit.gates]", OWN_FILE: "[gates]"}
