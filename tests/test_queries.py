@@ -13,6 +13,7 @@ from statistics import mean, median
 import duckdb
 import pytest
 from audited_folders import damaged_run, finish
+from fakes import rolling_trace
 
 from kvaudit.schema.reference import queries
 
@@ -23,7 +24,8 @@ FULL = "full-prefill.chronological"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    run = damaged_run(tmp_path_factory.mktemp("queries") / "run", reproduces=False)
+    trace = rolling_trace(90, window=3, prelude=True)
+    run = damaged_run(tmp_path_factory.mktemp("queries") / "run", trace=trace, reproduces=False)
     finish(run)
     return run
 

@@ -63,6 +63,7 @@ class Baseline:
 
     requests: how many have the same prompt in both; overlap: how many successive ones share content.
     only_now, only_before: how many have no counterpart.
+    unpaired: (policy, order) that only this run replayed: nothing is known of a change there.
     """
 
     manifest: Mapping[str, Any]
@@ -74,6 +75,7 @@ class Baseline:
     only_before: int
     policies_only_now: tuple[str, ...]
     policies_only_before: tuple[str, ...]
+    unpaired: tuple[tuple[str, str], ...]
     changes: tuple[Change, ...]
     flips: tuple[Flips, ...]
 
@@ -120,6 +122,11 @@ def against(now: Side, before: Side, seed: int) -> Baseline:
         only_before=len(before.requests) - len(shared.now),
         policies_only_now=tuple(name for name in policies_now if name not in policies_before),
         policies_only_before=tuple(name for name in policies_before if name not in policies_now),
+        unpaired=tuple(
+            (arm.policy, arm.order)
+            for arm in now.grid.arms
+            if arm.control == "none" and arm.policy in policies_now and _identity(arm)[:3] not in shared.arms
+        ),
         changes=(
             *_fidelity_changes(now, before, shared, block),
             *_variation_changes(now, before, shared, block, seed),

@@ -40,6 +40,10 @@ STANDING: frozenset[ReasonCode] = frozenset({"too-few-orders", "errors", "budget
 """Reasons that keep an audit from a conclusion but leave what it saw standing: a gate can still fail on it."""
 
 
+MOST_EMPTY = 0.5
+"""A larger share of empty full-prefill answers leaves too few to compare: that empty ones are equal shows little."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a finding is inconclusive: a code and its numbers."""
@@ -65,7 +69,7 @@ def reference_reasons(grid: Grid, pairs: Sequence[Pair], max_noise: float) -> li
     reasons += _arm_reasons(grid, (*arms, *repeats))
     for arm in arms:
         empty, answered = empty_answers(grid, arm)
-        if answered and empty == answered:
+        if answered and empty > MOST_EMPTY * answered:
             reasons.append(Reason("answers-empty", empty, answered))
     reused = sum(int((grid.column("reused_tokens", arm) > 0).sum()) for arm in arms)
     if reused:

@@ -252,7 +252,7 @@ def _positions(values: pa.ChunkedArray, among: pa.Array) -> Integers:
 
 
 def _floats(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    return cast("NDArray[np.float64]", column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    return cast("NDArray[np.float64]", column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
 
 def _flags(column: pa.ChunkedArray) -> Flags:

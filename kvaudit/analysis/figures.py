@@ -102,28 +102,22 @@ def select(
 
 
 def stream_overlap(requests: pa.Table) -> int:
-    """How many successive requests share content: the median over documents, messages and tool results of the
-    stretch of the stream from the first request that holds one to the last.
+    """How many requests share content: the median over documents, messages and tool results of the requests that hold
+    one. A rolling window of w documents gives w, however many streams interleave.
     """
-    stream_position = np.argsort(np.argsort(requests["ordinal"].to_numpy()))
     contents, holders, seen = [], [], 0
     for segments in requests["segments"].chunks:
         parts = pc.list_flatten(segments)
         kept = pc.is_in(parts.field("kind"), value_set=pa.array(CONTENT_KINDS))
         contents.append(parts.field("content_id").filter(kept))
-        rows = pc.list_parent_indices(segments).to_numpy()[kept.to_numpy(zero_copy_only=False)]
-        holders.append(stream_position[seen + rows])
+        holders.append(seen + pc.list_parent_indices(segments).to_numpy()[kept.to_numpy(zero_copy_only=False)])
         seen += len(segments)
     encoded = pa.chunked_array(contents, pa.string()).dictionary_encode()
     if len(encoded) == 0:
         return 1
-    content = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
-    holder = np.concatenate(holders)
-    first = np.full(content.max() + 1, len(requests), np.int64)
-    last = np.full(content.max() + 1, -1, np.int64)
-    np.minimum.at(first, content, holder)
-    np.maximum.at(last, content, holder)
-    return int(np.median(last - first + 1))
+    content = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]).astype(np.int64)
+    held = np.unique(content * len(requests) + np.concatenate(holders))
+    return int(np.median(np.bincount(held // len(requests))))
 
 
 def variation_by_request(grid: Grid, pairs: Sequence[Pair], policy: str) -> Floats:

@@ -21,7 +21,7 @@ from kvaudit.errors import UsageError
 Outcome = Literal["pass", "fail", "inconclusive", "no gates"]
 Gate = Literal["min-fidelity", "max-variation", "non-inferior", "max-fidelity-drop", "max-variation-rise"]
 MOST_REQUESTS = 1_000_000_000
-Why = Literal["broken", "kept", "no-power", "noise-possible", "finding-inconclusive", "not-compared"]
+Why = Literal["broken", "kept", "no-power", "noise-possible", "finding-inconclusive", "not-compared", "orders-unpaired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,8 @@ def _baseline_gates(finding: Finding, gates: Gates, baseline: Baseline) -> Itera
             for change in mine
             if change.figure.metric == "fidelity_change" and change.figure.control == "none"
         ]
-        yield _held(_unjudged("max-fidelity-drop", finding, gates.max_fidelity_drop, baseline.overlap), drops, both)
+        unjudged = _unjudged("max-fidelity-drop", finding, gates.max_fidelity_drop, baseline.overlap)
+        yield _where_paired(_held(unjudged, drops, both), baseline)
     if gates.max_variation_rise is not None:
         rises = [
             Paired(None, change.lost, change.gained, change.figure.n or 0)
@@ -222,7 +223,14 @@ def _baseline_gates(finding: Finding, gates: Gates, baseline: Baseline) -> Itera
         ]
         gate = _held(_unjudged("max-variation-rise", finding, gates.max_variation_rise, baseline.overlap), rises, both)
         value, bound = (None if number is None else -number for number in (gate.value, gate.bound))
-        yield replace(gate, value=value, bound=bound)
+        yield _where_paired(replace(gate, value=value, bound=bound), baseline)
+
+
+def _where_paired(gate: GateResult, baseline: Baseline) -> GateResult:
+    """A gate cannot pass while the policy has orders that the baseline did not replay alike."""
+    if gate.outcome == "pass" and any(policy == gate.policy for policy, _ in baseline.unpaired):
+        return replace(gate, outcome="inconclusive", why="orders-unpaired")
+    return gate
 
 
 def _unjudged(gate: Gate, finding: Finding, limit: float, overlap: int) -> GateResult:

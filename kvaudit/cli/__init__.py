@@ -6,6 +6,7 @@ Command modules import what is heavy inside their functions, so that `kvaudit --
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -97,6 +98,7 @@ app.command("schema", epilog=schema.EXAMPLES, short_help="Say what the tables of
 
 def main() -> NoReturn:
     """Run the command line; every error is one line on stderr, with a line on what to do, and an exit code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing half-written is left
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed", "send it to a file or to /dev/null")

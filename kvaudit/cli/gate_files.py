@@ -6,9 +6,12 @@ gate that is misspelt would never fail.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 OWN_FILE = "kvaudit.toml"
 PROJECT_FILE = "pyproject.toml"
+LARGEST_FILE = 1 << 24
+LARGEST_LIMIT = 1e9
+"""Far above any share; what is larger may not even fit into a float."""
 NON_INFERIOR_KEYS = ("policy", "than", "margin")
 
 
@@ -68,16 +74,33 @@ def _nearest() -> Path | None:
     """The gate file of the nearest folder that has one. Two in one folder are an error: only one could be in force."""
     here = Path.cwd()
     for folder in (here, *here.parents):
-        found = [
-            path
-            for path in (folder / OWN_FILE, folder / PROJECT_FILE)
-            if path.is_file() and (path.name == OWN_FILE or "kvaudit" in _read(path).get("tool", {}))
-        ]
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                if name.lower() == OWN_FILE != name:
+                    raise UsageError(f"{folder / name} would set no gates", f"rename it to {OWN_FILE}")
+        own, project = folder / OWN_FILE, folder / PROJECT_FILE
+        found = [own] if os.path.lexists(own) else []
+        if project.is_file() and _means_kvaudit(_read(project), project):
+            found.append(project)
         if len(found) > 1:
             raise UsageError(f"{found[0]} and {found[1].name} both set gates", "keep one of them")
         if found:
             return found[0]
     return None
+
+
+def _means_kvaudit(content: Mapping[str, Any], path: Path) -> bool:
+    """Whether a pyproject.toml sets gates. Raises UsageError for a table that was meant to and would not."""
+    tables = content.get("tool")
+    names = list(tables) if isinstance(tables, Mapping) else []
+    near = [name for name in names if name != "kvaudit" and get_close_matches(name.lower(), ["kvaudit"], cutoff=0.85)]
+    astray = [f"tool.{name}" for name in near] + [name for name in ("gates", "kvaudit") if name in content]
+    others = content.get("tools")
+    if isinstance(others, Mapping) and "kvaudit" in others:
+        astray.append("tools.kvaudit")
+    if astray:
+        raise UsageError(f"{path}: {astray[0]!r} sets no gates", f"gates stand in {_HEADINGS[PROJECT_FILE]}")
+    return "kvaudit" in names
 
 
 def _gate_table(path: Path) -> Mapping[str, Any]:
@@ -123,12 +146,16 @@ def _baseline(table: Mapping[str, Any], source: Path | None) -> Path | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if not path.is_file():
+            raise UsageError(f"{path} is no file that can be read", "name another file with --gates")
+        if path.stat().st_size > LARGEST_FILE:
+            raise UsageError(f"{path} is larger than any gate file", "name another file with --gates")
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror or error}", "name another file with --gates"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML: {error}", "mend it") from error
 
 
@@ -142,7 +169,8 @@ def _table(content: Mapping[str, Any], name: str, path: Path) -> Mapping[str, An
 def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], place: str, path: Path) -> None:
     for key in table:
         if key not in known:
-            raise UsageError(f"{path}: unknown key {place}{key}", f"known: {', '.join(known)}")
+            named = key if key.isascii() and key.isprintable() else ascii(key)
+            raise UsageError(f"{path}: unknown key {place}{named}", f"known: {', '.join(known)}")
 
 
 def _typed(table: Mapping[str, Any], key: str, fits: Callable[[Any], bool], what: str, path: Path) -> Any:
@@ -153,11 +181,11 @@ def _typed(table: Mapping[str, Any], key: str, fits: Callable[[Any], bool], what
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_LIMIT
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+    return isinstance(value, str) and bool(value) and "\0" not in value
 
 
 def _is_list_of(kind: type) -> Callable[[Any], bool]:

@@ -22,8 +22,6 @@ STDOUT = Path("-")
 FOLDER_SUFFIX = "/"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _ELSEWHERE = "choose another place with -o"
-_FOLDER_MARKS = frozenset({"manifest.json", "README.md"})
-_FOLDER_TEXTS = ("schema.md", "queries.sql")
 
 
 class Destination(NamedTuple):
@@ -37,11 +35,12 @@ class Destination(NamedTuple):
         return find("reports", self.format).suffix == FOLDER_SUFFIX
 
 
-def destinations(formats: Sequence[str], outputs: Sequence[Path]) -> list[Destination]:
+def destinations(formats: Sequence[str], outputs: Sequence[Path], runs: Sequence[Path] = ()) -> list[Destination]:
     """Pair `--format` and `--output`, each in the order in which they were given.
 
     Without outputs the one format goes to stdout; without formats the outputs' names say which they are. Raises
-    UsageError for an unknown format, for counts that do not match, and for places that two reports would share.
+    UsageError for an unknown format, for counts that do not match, for places that two reports would share, and for
+    places in one of the `runs` that are read.
     """
     if not outputs:
         if len(formats) > 1:
@@ -61,10 +60,23 @@ def destinations(formats: Sequence[str], outputs: Sequence[Path]) -> list[Destin
     for destination in chosen:
         if destination.is_folder and destination.path is None:
             raise UsageError(f"a {destination.format} report is a folder", "say where with -o FOLDER")
-    places = [None if path is None else path.resolve() for _, path in chosen]
-    if len(set(places)) < len(places):
-        raise UsageError("two reports go to the same place", "give each an -o of its own")
+    _check_places([path for _, path in chosen], runs)
     return chosen
+
+
+def _check_places(paths: Sequence[Path | None], runs: Sequence[Path]) -> None:
+    with _refusals(Path(".")):
+        places = [None if path is None else path.resolve() for path in paths]
+        if len(set(places)) < len(places):
+            raise UsageError("two reports go to the same place", "give each an -o of its own")
+        known = [place for place in places if place is not None]
+        for run in (run.resolve() for run in runs):
+            for place in known:
+                if place.is_relative_to(run) or run.is_relative_to(place):
+                    raise UsageError(f"{place} would write into the run {run}", _ELSEWHERE)
+        for place in known:
+            if any(place != other and place.is_relative_to(other) for other in known):
+                raise UsageError(f"{place} lies in another report", _ELSEWHERE)
 
 
 def print_report(render: Callable[[TextIO], None], *, escapes: bool) -> None:
@@ -98,37 +110,20 @@ def write_file(render: Callable[[TextIO], None], output: Path) -> None:
 
 
 def write_folder(write: Callable[[Path], None], output: Path) -> None:
-    """Write a folder that is either whole or as it was.
-
-    Raises RunError when it holds anything that a folder report does not write, and when it cannot be written.
-    """
-    path = output.resolve()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+    """Write a folder that is whole or not there. Raises RunError for one that holds anything already."""
     with _refusals(output):
-        _check_replaceable(path, output)
+        path = output.resolve()
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{output} is a file", _ELSEWHERE)
+        if path.exists() and any(path.iterdir()):
+            raise RunError(f"{output} is not empty", f"remove it, or {_ELSEWHERE}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             temporary.mkdir(parents=True)
             write(temporary)
-            if path.exists():
-                os.replace(path, replaced)
             os.replace(temporary, path)
         finally:
-            if replaced.exists() and not path.exists():
-                os.replace(replaced, path)
-            for left in (temporary, replaced):
-                shutil.rmtree(left, ignore_errors=True)
-
-
-def _check_replaceable(path: Path, output: Path) -> None:
-    from kvaudit.schema import TABLES
-
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{output} is a file", _ELSEWHERE)
-    held = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    ours = {*_FOLDER_MARKS, *_FOLDER_TEXTS, *TABLES, *(f"{name}.parquet" for name in TABLES)}
-    if held and (held - ours or not held >= _FOLDER_MARKS):
-        raise RunError(f"{output} is not empty and was not written by `kvaudit report`", _ELSEWHERE)
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def append_step_summary(text_within: Callable[[int], str], limit: int) -> None:
@@ -139,11 +134,17 @@ def append_step_summary(text_within: Callable[[int], str], limit: int) -> None:
         return
     path = Path(name)
     with _refusals(path):
-        held = path.read_bytes() if path.exists() else b""
-        between = "" if held.endswith(b"\n") or not held else "\n"
-        text = text_within(limit - len(held) - len(between))
-        with open(path, "a", encoding="utf-8", newline="\n") as file:
-            file.write(between + text)
+        if path.exists() and not path.is_file():
+            raise RunError(f"{path} is no file that a summary can be added to", f"set {STEP_SUMMARY} to one")
+        with open(path, "a+b") as file:
+            held = file.seek(0, os.SEEK_END)
+            file.seek(max(0, held - 1))
+            between = b"" if file.read(1) in (b"", b"\n") else b"\n"
+            text = text_within(limit - held - len(between)).encode() if held + len(between) < limit else b""
+            if text:
+                file.write(between + text)
+            else:
+                typer.echo(f"kvaudit: nothing was added to the step summary: {path} is full", err=True)
 
 
 def _format_of(path: Path) -> str:
@@ -167,5 +168,6 @@ def _refusals(output: Path) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except OSError as error:
-        raise RunError(f"cannot write {output}: {error.strerror or error}", _ELSEWHERE) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise RunError(f"cannot write {output}: {reason or error}", _ELSEWHERE) from error

@@ -19,6 +19,7 @@ from kvaudit.cli.outputs import (
     write_file,
     write_folder,
 )
+from kvaudit.errors import UsageError
 from kvaudit.plugins import BUILT_IN, load
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ def report(
       kvaudit report runs/prices --baseline runs/last-week --max-fidelity-drop 0.01 --step-summary
       kvaudit report runs/prices --format parquet -o prices-audit
     """
-    chosen = destinations(report_format or (), output or ())
     wanted = wanted_gates(
         gates,
         {
@@ -112,6 +112,8 @@ def report(
         },
         baseline,
     )
+    runs = (run,) if wanted.baseline is None else (run, wanted.baseline)
+    chosen = destinations(report_format or (), output or (), runs)
     for destination in chosen:
         load("reports", destination.format)
     source, audit = audited(run, wanted.gates, wanted.baseline)
@@ -128,15 +130,24 @@ def audited(folder: Path, gates: Gates | None = None, baseline: Path | None = No
     from kvaudit.analysis.audit import analyse
     from kvaudit.store import open_run
 
+    if baseline is not None and baseline.resolve() == folder.resolve():
+        raise UsageError(f"{folder} is held against itself", "name another run")
     run = open_run(folder)
-    return run, analyse(run, gates, run.provenance, None if baseline is None else open_run(baseline))
+    earlier = None if baseline is None else open_run(baseline)
+    for opened in (run, earlier):
+        if opened is not None:
+            opened.check()
+    return run, analyse(run, gates, run.provenance, earlier)
 
 
 def _deliver(audit: Audit, run: Run, chosen: Sequence[Destination]) -> None:
-    """Write every report. Where none goes to stdout, stdout gets the findings and the verdict, a line each."""
+    """Write every report, stdout last: a verdict that was printed must not be followed by an error.
+
+    Where none goes to stdout, stdout gets the findings and the verdict, a line each.
+    """
     from kvaudit.reports.words import headline
 
-    for destination in chosen:
+    for destination in sorted(chosen, key=lambda one: (one.path is None, not one.is_folder)):
         write = load("reports", destination.format)
         if destination.is_folder and destination.path is not None:
             write_folder(partial(write, audit, run), destination.path)

@@ -87,6 +87,7 @@ def _baseline(audit: Audit) -> dict[str, Any] | None:
         "only_before": baseline.only_before,
         "policies_only_now": baseline.policies_only_now,
         "policies_only_before": baseline.policies_only_before,
+        "unpaired": [{"policy": policy, "order": order} for policy, order in baseline.unpaired],
         "findings": [{"policy": finding.policy, "seen": finding.seen} for finding in baseline.findings],
         "settings": [asdict(setting) for setting in baseline.settings],
         "changes": [

@@ -87,7 +87,7 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
         "duplicates": lambda r: f"{counted(r.count, 'observation')} came twice in {names(r.names)}.",
         "errors": lambda r: f"{_of(r)} requests ended in an error or without an answer in {names(r.names)}.",
         "answers-empty": lambda r: (
-            f"All {counted(r.count, 'full-prefill answer')} are empty: equal answers would show nothing."
+            f"{_of(r)} full-prefill answers are empty: that empty answers are equal shows nothing."
         ),
         "nothing-compared": lambda r: f"Nothing was compared: {', '.join(_COMPARISONS[name] for name in r.names)}.",
         "reference-reused": lambda r: (
@@ -154,7 +154,9 @@ def finding_details(finding: Finding) -> list[str]:
     else:
         sentences = []
     if finding.flipped:
-        sentences.append(f"Changed with the order: {names(finding.examples)}{_further(finding)}.")
+        more = finding.flipped - min(MOST_NAMES, len(finding.examples))
+        shown = ", ".join(visible(name) for name in finding.examples[:MOST_NAMES])
+        sentences.append(f"Changed with the order: {shown}" + (f" and {more:,} more." if more else "."))
     if finding.reset_compared:
         sentences.append(_own_error(finding))
     if finding.overlap > finding.block and finding.compared:
@@ -172,6 +174,8 @@ def gate_sentence(result: GateResult) -> str:
         return f"{value}, on {counted(result.n, 'request')}."
     if result.why == "finding-inconclusive":
         return f"{value}, but the finding is inconclusive."
+    if result.why == "orders-unpaired":
+        return f"{value}, but the baseline did not replay every order of this run alike."
     if result.why == "noise-possible":
         return f"{value}, but so few requests changed that run-to-run variation is not ruled out."
     if result.why == "broken":
@@ -231,8 +235,9 @@ def baseline_lines(audit: Audit, baseline: Baseline) -> list[str]:
     """What was held against what, and what became of the findings."""
     trace = baseline.manifest.get("trace")
     source = trace.get("source") if isinstance(trace, Mapping) else None
+    finished = visible(str(baseline.manifest.get("finished") or "never"))
     lines = [
-        f"The baseline replayed {visible(str(source))}, finished {visible(str(baseline.manifest.get('finished')))}.",
+        f"The baseline replayed {visible(str(source))}, finished {finished}.",
         f"{counted(baseline.requests, 'request')} have the same prompt in both runs; {baseline.only_now:,} only now, "
         f"{baseline.only_before:,} only before.",
     ]
@@ -241,6 +246,9 @@ def baseline_lines(audit: Audit, baseline: Baseline) -> list[str]:
         before = seen_before.get(finding.policy, "not audited")
         lines.append(f"{visible(finding.policy)}: was {before}, is {SEEN[finding.seen]}.")
     lines += [f"{visible(policy)}: no longer audited." for policy in baseline.policies_only_before]
+    if baseline.unpaired:
+        orders = [f"{policy} {order}" for policy, order in baseline.unpaired]
+        lines.append(f"Not replayed alike in the baseline, and so not compared: {names(orders)}.")
     if not baseline.changes:
         lines.append("Nothing could be paired: the runs share no request, policy and order.")
     return lines
@@ -375,11 +383,6 @@ def context_sentence(example: Example) -> str:
 
 def _of(reason: Reason) -> str:
     return f"{reason.count:,} of {reason.total:,}"
-
-
-def _further(finding: Finding) -> str:
-    more = finding.flipped - len(finding.examples)
-    return f" (of {finding.flipped:,})" if more > 0 else ""
 
 
 def _reproduced(finding: Finding) -> str:

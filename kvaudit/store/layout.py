@@ -63,8 +63,18 @@ def checked_rows(path: Path, table: str, stamp: Stamp) -> int:
     return int(footer.num_rows)
 
 
+def check_arm(path: Path, arm_id: str) -> None:
+    """Raises RunError for a part whose rows, by the footer's statistics, belong to another arm."""
+    footer = pq.read_metadata(path)
+    column = footer.schema.to_arrow_schema().get_field_index("arm_id")
+    for group in range(footer.num_row_groups):
+        found = footer.row_group(group).column(column).statistics
+        if found is not None and found.has_min_max and not (found.min == found.max == arm_id):
+            raise RunError(f"{path} holds rows of another arm: {found.min}", _AGAIN)
+
+
 def check_schema_version(path: Path, version: object) -> None:
-    if not str(version).isdigit():
+    if not (str(version).isascii() and str(version).isdigit()):
         raise RunError(f"{path} has no schema version that kvaudit knows: {version!r}")
     if int(str(version)) != SCHEMA_VERSION:
         age = "a newer" if int(str(version)) > SCHEMA_VERSION else "an older"

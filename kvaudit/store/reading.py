@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvaudit.errors import RunError
-from kvaudit.records import Control
+from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL, Control
 from kvaudit.schema import TABLES
-from kvaudit.store.layout import ARM_TABLES, OBSERVATIONS, Stamp, checked_rows, part_path, table_path
-from kvaudit.store.manifest import read_manifest
+from kvaudit.store.layout import ARM_TABLES, OBSERVATIONS, Stamp, check_arm, checked_rows, part_path, table_path
+from kvaudit.store.manifest import FINISHED, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,29 @@ class Run:
             paths = [table_path(self.path, name)]
         for path in paths:
             yield path.relative_to(self.path).as_posix(), self._read(name, path)
+
+    def check(self) -> None:
+        """Hold every file of the run against the manifest, by its footer, also those that nobody asked for yet.
+
+        Raises RunError, naming the file, for one that is missing, cut off, another run's or another arm's.
+        """
+        requests = int(self.manifest["trace"]["requests"])
+        arms = [arm.arm_id for arm in self.arms() if arm.finished]
+        for arm_id in arms:
+            for name in ARM_TABLES:
+                path = part_path(self.path, name, arm_id)
+                checked_rows(path, name, self.stamp)
+                check_arm(path, arm_id)
+        whole = {"requests": True, "references": f"{FULL_PREFILL}.{CHRONOLOGICAL}" in arms}
+        whole |= dict.fromkeys(("comparisons", "summary"), self.manifest.get("status") == FINISHED)
+        for name, must in whole.items():
+            path = table_path(self.path, name)
+            if not must and not path.exists():
+                continue
+            rows = checked_rows(path, name, self.stamp)
+            # An engine that shows no log-probabilities leaves `references` empty.
+            if (name == "requests" and rows != requests) or (name == "references" and rows not in (0, requests)):
+                raise RunError(f"{path} has {rows} rows for {requests} requests", "replay into another folder")
 
     def provenance(self, arm_ids: Sequence[str], request_ids: Sequence[str]) -> pa.Table:
         """The rows of `provenance` for some requests in some finished arms, without reading the others."""

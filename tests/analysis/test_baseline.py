@@ -120,6 +120,30 @@ def test_shuffles_of_another_seed_are_other_orders():
     assert len(audit(seeded(1), seeded(1)).baseline.changes) == 4  # type: ignore[union-attr]
 
 
+def test_a_gate_cannot_pass_on_orders_that_the_baseline_did_not_replay():
+    more = arm_lines(
+        "p", {"chronological": answers(0), "reversed": answers(0), "shuffle-1": answers(N - 1)}, answers(0), answers(0)
+    )
+    found = audit(audit_run(more), audit_run(), max_fidelity_drop=0.5, max_variation_rise=0.5)
+    assert found.baseline is not None
+    assert found.baseline.unpaired == (("p", "shuffle-1"),)
+    assert [(result.outcome, result.why) for result in found.verdict.gates] == [("inconclusive", "orders-unpaired")] * 2
+    assert audit(audit_run(), audit_run(more), max_fidelity_drop=0.5).verdict.outcome == "pass"
+
+
+def test_five_orders_at_the_limit_do_not_fail_five_times_as_often():
+    """Each order's own 95 % interval is beyond the limit, Bonferroni's for five is not."""
+    orders = ("chronological", "reversed", "shuffle-1", "shuffle-2", "shuffle-3")
+
+    def worse(count: int) -> BuiltRun:
+        by_order = dict.fromkeys(orders[1:], answers(count)) | {"chronological": answers(0)}
+        return audit_run(arm_lines("p", by_order, answers(0), answers(0)))
+
+    edge = next(count for count in range(N) if stats.paired_difference(0, count, N).high < 0)
+    assert gate(audit(worse(edge), worse(0), max_fidelity_drop=0.0)).outcome == "inconclusive"
+    assert gate(audit(worse(3 * edge), worse(0), max_fidelity_drop=0.0)).outcome == "fail"
+
+
 def test_policies_of_one_run_alone_are_named_and_not_paired():
     found = audit(audit_run(policy("p"), policy("q")), audit_run(policy("p"), policy("r"))).baseline
     assert found is not None

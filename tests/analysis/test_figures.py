@@ -389,9 +389,19 @@ def test_the_overlap_of_a_rolling_window_is_its_length():
     assert stream_overlap(requests_of(rolling(40, 8))) == 8
 
 
-def test_interleaved_windows_overlap_over_the_whole_stretch():
-    streams = zip(rolling(40, 8), [[f"e{place}" for place in row] for row in rolling(40, 8)], strict=True)
-    assert stream_overlap(requests_of([row for pair in streams for row in pair])) == 15
+def test_interleaved_windows_overlap_as_far_as_each_of_them():
+    streams = (rolling(40, 8), [[f"other-{name}" for name in row] for row in rolling(40, 8)])
+    assert stream_overlap(requests_of([row for pair in zip(*streams, strict=True) for row in pair])) == 8
+
+
+def test_documents_that_recur_at_random_do_not_make_one_block_of_the_stream():
+    generator = np.random.default_rng(0)
+    drawn = [[f"d{index}" for index in generator.choice(200, 4, replace=False)] for _ in range(500)]
+    assert 8 <= stream_overlap(requests_of(drawn)) <= 12
+
+
+def test_a_document_twice_in_a_request_is_held_once():
+    assert stream_overlap(requests_of([["a", "a", "a"], ["b", "b"]])) == 1
 
 
 def test_requests_of_their_own_do_not_overlap():

@@ -97,7 +97,8 @@ def test_a_full_prefill_whose_answers_are_all_empty_shows_nothing():
     assert verdict(empty, max_variation=0.9).outcome == "inconclusive"
     assert alone(empty.with_rows(lambda row: row | {"answer_text": None}), "answers-empty")
     assert alone(empty.with_rows(lambda row: row | {"answer_ids": None}), "answers-empty")
-    assert finding(run(clean("p", "_ _ _ d"))).seen == "none-seen"
+    assert alone(run(clean("p", "_ _ _ d")), "answers-empty").count == 3
+    assert finding(run(clean("p", "_ _ c d"))).seen == "none-seen"
 
 
 def test_a_full_prefill_that_disagrees_with_itself():

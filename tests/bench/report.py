@@ -85,6 +85,8 @@ def write_run(path: Path, requests: int, plan: Plan) -> None:
     trace: Any = SimpleNamespace(digest="0" * 64, source="bench.jsonl", requests=range(requests))
     with open_folder(path, new_manifest(trace, plan, 0.0)) as folder:
         folder.begin({"name": "bench", "device": "none"})
+        for derived in ("references", "comparisons", "summary"):
+            folder.write_table(derived, [])
         folder.write_table("requests", requests_table(requests).to_batches(max_chunksize=BATCH))
         for arm in plan.arms:
             write_arm(folder, arm, answers, generator)

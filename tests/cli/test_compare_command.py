@@ -60,10 +60,17 @@ def test_the_same_as_data(before, now):
     assert (change["before"], change["now"], change["value"]) == (0, 0.75, 0.75)
 
 
-def test_a_run_against_itself_changes_nothing(now):
-    found = invoke(now, now)
+def test_the_same_audit_again_changes_nothing(now, tmp_path):
+    found = invoke(now, written(tmp_path / "again", sensitive()))
     assert found.exit_code == 0
     assert "0 requests newly flip; 0 requests no longer do." in found.stdout
+
+
+def test_a_run_is_not_held_against_itself(now, tmp_path):
+    (tmp_path / "link").symlink_to(now)
+    for arguments in ((now, now), (now, tmp_path / "link")):
+        assert isinstance(invoke(*arguments).exception, UsageError)
+    assert isinstance(invoke(now, "--baseline", now, app=reporting).exception, UsageError)
 
 
 def test_an_inconclusive_run_ends_so(before, tmp_path):

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,7 @@ def test_an_unknown_key_is_an_error_that_names_it(text, name, key):
         "policies = [1]",
         "baseline = 3",
         "baseline = ''",
+        'baseline = "a\\u0000b"',
         "non-inferior = ['a', 'b', 0.1]",
         "non-inferior = [{ policy = 'a', than = 'b' }]",
         "non-inferior = [{ policy = 'a', than = 'b', margin = '2 %' }]",
@@ -147,13 +149,64 @@ def test_a_file_that_sets_no_limit_is_an_error(text):
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match=r"missing\.toml cannot be read"):
-        wanted(Path("missing.toml"))
-    with pytest.raises(UsageError, match="cannot be read"):
-        wanted(tmp_path)
+    for path in (Path("missing.toml"), tmp_path, Path("/dev/zero")):
+        with pytest.raises(UsageError, match="no file that can be read"):
+            wanted(path)
     Path("latin.toml").write_bytes(b"[gates]\n# caf\xe9\n")
     with pytest.raises(UsageError, match="no TOML"):
         wanted(Path("latin.toml"))
+
+
+@pytest.mark.parametrize("made", ["dangling", "loop", "folder", "pipe"])
+def test_a_gate_file_that_is_no_file_is_not_taken_for_none(made):
+    path = Path("kvaudit.toml")
+    if made == "folder":
+        path.mkdir()
+    elif made == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere" if made == "dangling" else path.name)
+    with pytest.raises(UsageError, match="no file that can be read"):
+        wanted()
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["gates", "kvaudit.gates", "tools.kvaudit.gates", "tool.KVAUDIT.gates", "tool.kv-audit.gates", "tool.kvaudits"],
+)
+def test_a_misspelt_table_is_an_error(heading):
+    Path("pyproject.toml").write_text(f"{PYPROJECT}[{heading}]\nmin-fidelity = 0.9\n")
+    with pytest.raises(UsageError, match="sets no gates"):
+        wanted()
+
+
+def test_a_misspelt_file_name_is_an_error():
+    Path("KVaudit.toml").write_text("[gates]\nmin-fidelity = 0.9\n")
+    with pytest.raises(UsageError, match="would set no gates"):
+        wanted()
+
+
+def test_other_tools_are_nobody_s_gates():
+    Path("pyproject.toml").write_text(f"{PYPROJECT}[tool.audit]\nx = 1\n[tool.vault]\nx = 1\n")
+    assert not wanted().gates.any
+    Path("pyproject.toml").write_text("tool = 1\n")
+    assert not wanted().gates.any
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file():
+    Path("kvaudit.toml").write_bytes(b"\xef\xbb\xbf[gates]\nmin-fidelity = 0.9\n")
+    assert wanted().gates.min_fidelity == 0.9
+
+
+@pytest.mark.parametrize("digits", [400, 5_000])
+def test_numbers_that_fit_nowhere_are_refused(digits):
+    refused(f"[gates]\nmin-fidelity = {'9' * digits}\n")
+    refused(f"[gates]\nnon-inferior = [{{ policy = 'a', than = 'b', margin = {'9' * digits} }}]\n")
+
+
+def test_an_option_can_complete_a_file():
+    Path("kvaudit.toml").write_text("[gates]\npolicies = ['a']\n")
+    assert wanted(min_fidelity=0.5).gates.policies == ("a",)
 
 
 @pytest.mark.parametrize("given", [{"policies": ("a",)}, {"policies": ("a",), "non_inferior": ()}])

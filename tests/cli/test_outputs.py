@@ -66,7 +66,7 @@ def test_a_report_that_breaks_leaves_the_old_file(tmp_path):
         out.write("half")
         raise RuntimeError
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RunError):
         write_file(broken, target)
     assert target.read_text() == "before"
     assert os.listdir(tmp_path) == ["a.json"]
@@ -78,10 +78,8 @@ def filled(folder: Path) -> None:
     (folder / "observations").mkdir()
 
 
-def test_a_folder_is_written_and_replaced(tmp_path):
+def test_a_folder_is_written_with_its_parents_and_into_an_empty_one(tmp_path):
     target = tmp_path / "deep" / "audit"
-    write_folder(filled, target)
-    (target / "queries.sql").write_text("old")
     write_folder(filled, target)
     assert sorted(os.listdir(target)) == ["README.md", "manifest.json", "observations"]
     assert os.listdir(target.parent) == ["audit"]
@@ -90,48 +88,46 @@ def test_a_folder_is_written_and_replaced(tmp_path):
     assert (tmp_path / "empty" / "README.md").exists()
 
 
-def test_a_folder_that_breaks_is_as_it_was(tmp_path):
-    target = tmp_path / "audit"
-    write_folder(filled, target)
-    (target / "README.md").write_text("old")
-
+def test_a_folder_that_breaks_is_not_there(tmp_path):
     def broken(folder):
         filled(folder)
         raise RuntimeError
 
-    with pytest.raises(RuntimeError):
-        write_folder(broken, target)
-    assert (target / "README.md").read_text() == "old"
+    with pytest.raises(RunError):
+        write_folder(broken, tmp_path / "audit")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_holds_anything_is_refused(tmp_path):
+    """Also an earlier report, and of course a run."""
+    write_folder(filled, tmp_path / "audit")
+    with pytest.raises(RunError, match="is not empty"):
+        write_folder(filled, tmp_path / "audit")
     assert os.listdir(tmp_path) == ["audit"]
 
 
-def test_a_folder_whose_replacement_fails_is_as_it_was(tmp_path, monkeypatch):
-    target = tmp_path / "audit"
-    write_folder(filled, target)
-    (target / "README.md").write_text("old")
-    replace, calls = os.replace, []
-
-    def second_fails(source, destination):
-        calls.append(destination)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-        replace(source, destination)
-
-    monkeypatch.setattr(os, "replace", second_fails)
-    with pytest.raises(RunError, match="No space left"):
-        write_folder(filled, target)
-    assert (target / "README.md").read_text() == "old"
-    assert os.listdir(tmp_path) == ["audit"]
+@pytest.mark.parametrize("place", ["run", "run/manifest.json", "run/observations/a.parquet", "run/new", ".", "link/x"])
+def test_nothing_is_written_into_or_over_a_run_that_is_read(tmp_path, place):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(UsageError, match="would write into the run"):
+        destinations(["json"], [tmp_path / place], [tmp_path / "run"])
+    destinations(["json"], [tmp_path / "run.json"], [tmp_path / "run"])
 
 
-@pytest.mark.parametrize("held", [["mine.txt"], ["manifest.json", "README.md", "mine.txt"], ["manifest.json"]])
-def test_a_folder_of_somebody_else_s_is_refused(tmp_path, held):
-    """A run folder has a manifest and no README.md: it is not replaced either."""
-    for name in held:
-        (tmp_path / name).write_text("mine")
-    with pytest.raises(RunError, match="not written by"):
-        write_folder(filled, tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted(held)
+def test_a_report_in_another_report_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="lies in another"):
+        destinations(["parquet", "html"], [tmp_path / "d", tmp_path / "d" / "index.html"])
+
+
+@pytest.mark.parametrize("place", ["/", "loop", "a" * 300, "nul\0"])
+def test_places_that_cannot_be_are_one_clear_error(tmp_path, place):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(RunError):
+        write_folder(filled, tmp_path / place)
+    if place != "/":
+        with pytest.raises(RunError):
+            write_file(lambda out: out.write("x"), tmp_path / place)
 
 
 def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
@@ -169,6 +165,22 @@ def test_a_step_summary_that_is_not_set_is_said_and_no_error(monkeypatch, capsys
 
 
 def test_a_step_summary_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "missing" / "summary.md"))
     with pytest.raises(RunError, match="cannot write"):
+        append_step_summary(lambda room: "text", 1000)
+
+
+def test_a_full_step_summary_is_left_and_said(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "summary.md"
+    path.write_text("x" * 100)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
+    for limit, text in ((50, "text"), (101, "text"), (200, "")):
+        append_step_summary(lambda room, text=text: text, limit)
+        assert path.read_text() == "x" * 100
+        assert "is full" in capsys.readouterr().err
+
+
+def test_a_device_is_no_step_summary(monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/dev/full")
+    with pytest.raises(RunError, match="no file"):
         append_step_summary(lambda room: "text", 1000)

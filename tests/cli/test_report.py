@@ -266,9 +266,40 @@ def test_a_failed_write_is_an_error_and_leaves_the_old_file(folder, tmp_path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.txt", "run"]
 
 
-@pytest.mark.parametrize("target", ["missing/audit.txt", ".", "run/manifest.json/x"])
-def test_a_place_that_cannot_be_written_is_an_error(folder, target):
-    assert isinstance(error(folder, "-f", "json", "-o", folder.parent / target), RunError)
+@pytest.mark.parametrize("target", ["missing/audit.txt", "held", "held/file/x"])
+def test_a_place_that_cannot_be_written_is_an_error(folder, tmp_path, target):
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "file").write_text("mine")
+    assert isinstance(error(folder, "-f", "json", "-o", tmp_path / target), RunError)
+
+
+@pytest.mark.parametrize("target", ["manifest.json", "requests.parquet", "new"])
+def test_a_report_is_not_written_into_its_own_run(folder, target):
+    before = (folder / "manifest.json").read_bytes()
+    assert isinstance(error(folder, "-f", "json", "-o", folder / target), UsageError)
+    assert isinstance(error(folder, "-f", "parquet", "-o", folder / target), UsageError)
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("table", ["selections", "provenance", "writes", "evictions"])
+def test_damage_in_a_table_that_no_figure_needs_is_found_too(folder, table):
+    damaged = folder / table / "token-topk.reversed.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    assert isinstance(error(folder, "--max-variation", "1"), RunError)
+    damaged.unlink()
+    assert isinstance(error(folder, "--max-variation", "1"), RunError)
+
+
+def test_a_part_of_another_arm_is_found_by_its_rows(folder):
+    parts = folder / "observations"
+    shutil.copy(parts / "token-topk.chronological.parquet", parts / "token-topk.reversed.parquet")
+    assert "another arm" in str(error(folder, "--max-variation", "1"))
+
+
+def test_nothing_is_printed_when_a_file_cannot_be_written(folder, tmp_path):
+    found = invoke(folder, "-f", "terminal", "-o", "-", "-f", "json", "-o", tmp_path / "missing" / "x.json")
+    assert isinstance(found.exception, RunError)
+    assert found.stdout == ""
 
 
 def test_a_link_keeps_pointing_where_it_pointed(folder, tmp_path):

@@ -91,7 +91,7 @@ def check_junit(audit, text):
     assert [case.get("name") for case in root[-1]] == ids
     assert [place.get("name") for place in root[1:]] == [visible(arm.arm_id) for arm in audit.arms]
     found = Counter(element.tag for element in cases for element in element)
-    assert (found["failure"], found["error"]) == (3, 1)
+    assert (found["failure"], found["error"]) == (4, 1)
     assert len(root.findall("testsuite/testcase/error")) == int(root.get("errors"))
 
 

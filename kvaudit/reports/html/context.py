@@ -77,7 +77,7 @@ def _changes(found: Baseline) -> list[Table]:
     for change in found.changes:
         figure = change.figure
         metric = "answer variation" if figure.metric == "variation_change" else "fidelity"
-        where = condition(figure) if figure.order else "all orders"
+        where = condition(figure) if figure.order else "shared orders"
         shares = [percent(change.before), percent(change.now)]
         rows.append([metric, short(figure.policy), where, *shares, *contrast(figure)])
     columns = (

@@ -112,7 +112,7 @@ def _variation(audit: Audit) -> Iterator[RenderableType]:
     if not rows:
         return
     differences = [
-        [figure.policy or "", f"{points(figure.value)} points", interval(figure), "", "", ""]
+        [figure.policy or "", points(figure.value), interval(figure), "", "", ""]
         for figure in select(audit.figures, "variation_difference")
         if figure.value is not None
     ]
@@ -122,7 +122,7 @@ def _variation(audit: Audit) -> Iterator[RenderableType]:
         [
             "kappa: Fleiss' kappa of the orders, their agreement beyond chance, 1 where all agree. requests: share "
             "that vary. visible from: the smallest share of affected requests that would have shown with 95 % "
-            "probability.",
+            "probability. Rows of two policies: the first less the second, in points.",
             f"Intervals: {'; '.join(sorted(methods))}.",
         ]
     )

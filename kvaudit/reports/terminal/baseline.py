@@ -36,7 +36,7 @@ def _figures(baseline: Baseline) -> Iterator[RenderableType]:
             continue
         yield from heading(f"{title}, now and before, on the same requests")
         rows = [
-            [change.figure.policy or "", condition(place_of(change.figure)) or "all orders", *change_cells(change)]
+            [change.figure.policy or "", condition(place_of(change.figure)) or "shared orders", *change_cells(change)]
             for change in changes
         ]
         yield grouped_table(("policy, order", *columns), rows)
