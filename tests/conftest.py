@@ -3,6 +3,12 @@
 import os
 
 import pytest
+from hypothesis import settings
+
+# New examples belong on a developer's machine: in continuous integration the same commit gets the same answer.
+settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 
+UNSAYABLE = "(nested too deep to be recorded)"
+
 
 @dataclass(slots=True)
 class ToolCall:
@@ -262,7 +264,7 @@ def error_in(body: Mapping[str, Any]) -> str | None:
     for told in (_object(error).get("message"), error, body.get("message"), body.get("detail")):
         if isinstance(told, str) and told:
             return told
-    return orjson.dumps(error or dict(body)).decode()
+    return _json(error or dict(body))
 
 
 def is_json(text: str) -> bool:
@@ -304,9 +306,17 @@ def _merge_block(choice: Choice, index: object, block: Mapping[str, Any]) -> boo
     return content
 
 
+def _json(value: object) -> str:
+    """Compact JSON; what the decoder takes can be nested deeper than the encoder goes."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return UNSAYABLE
+
+
 def _append_arguments(call: ToolCall, arguments: object) -> None:
     if isinstance(arguments, dict):
-        arguments = orjson.dumps(arguments).decode()
+        arguments = _json(arguments)
     _append(call.arguments, arguments)
 
 

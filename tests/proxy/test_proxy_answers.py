@@ -7,12 +7,21 @@ import zlib
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvaudit.proxy.answers import Answer, ChatAnswer, CompletionAnswer, MessagesAnswer, ResponsesAnswer, error_in
+from kvaudit.proxy.answers import (
+    UNSAYABLE,
+    Answer,
+    ChatAnswer,
+    CompletionAnswer,
+    MessagesAnswer,
+    ResponsesAnswer,
+    error_in,
+)
 from kvaudit.proxy.streams import BodyDecoder, ServerSentEvents, TooLargeError, UnknownEncodingError
 
 CUT_LINES = (
@@ -316,6 +325,14 @@ def test_anthropic_blocks_are_put_together() -> None:
 )
 def test_an_error_is_seen_whatever_its_form(body: dict[str, Any], error: str | None) -> None:
     assert error_in(body) == error
+
+
+def test_what_is_nested_too_deep_is_told_so() -> None:
+    deep = orjson.loads(b'{"a":' * 600 + b"1" + b"}" * 600)
+    assert error_in({"error": {"code": deep}}) == UNSAYABLE
+    answer = MessagesAnswer()
+    answer.set_whole({"content": [{"type": "tool_use", "id": "t", "name": "look", "input": deep}]})
+    assert UNSAYABLE in str(answer.as_json())
 
 
 FIELDS = [
