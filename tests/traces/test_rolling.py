@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -142,4 +143,8 @@ def test_time_grows_with_the_requests_alone() -> None:
             pass
         return time.process_time() - start
 
-    assert seconds(8084) < 6 * seconds(2084)
+    gc.disable()  # its time grows with all that the session has loaded
+    try:
+        assert seconds(8084) < 6 * seconds(2084)
+    finally:
+        gc.enable()
