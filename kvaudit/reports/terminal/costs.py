@@ -18,7 +18,7 @@ from kvaudit.reports.terminal.layout import (
     sentences,
     table,
 )
-from kvaudit.reports.words import number, percent, small
+from kvaudit.reports.words import equality_sentences, number, percent, small
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -82,19 +82,9 @@ def _selection(audit: Audit) -> Iterator[RenderableType]:
             "runs: separate regions a request (fragmentation); captured: share of the token deviation that was "
             "recomputed; both median and quartiles. tokens, budget: recomputed in all and what was to be. reused: "
             "share of prompt tokens from the cache.",
-            *_equality(audit),
+            *equality_sentences(audit.figures),
         ]
     )
-
-
-def _equality(audit: Audit) -> list[str]:
-    figures = select(audit.figures, "recomputed_equal")
-    unequal = [condition(place_of(figure)) for figure in figures if not figure.value]
-    if not figures:
-        return []
-    if unequal:
-        return [f"The policies did not recompute the same number of tokens in: {', '.join(unequal)}."]
-    return ["All policies with a partial budget recomputed the same number of tokens in each order."]
 
 
 def _divergence(audit: Audit) -> Iterator[RenderableType]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from kvaudit.analysis.examples import Answer, Example, Origin
 from kvaudit.reports.escape import excerpt, first_difference, visible
 from kvaudit.reports.terminal.layout import heading, sentences
-from kvaudit.reports.words import counted, names, number
+from kvaudit.reports.words import context_sentence, counted, names, number
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -69,12 +69,8 @@ def _difference(example: Example, worst: Answer) -> list[str]:
 def _origins(example: Example) -> list[str]:
     if not example.origins:
         return []
-    damaged, against = example.arms
-    foreign = sum(not origin.same_context for origin in example.origins)
-    lines = [
-        f"In {visible(damaged)} {foreign} of {counted(len(example.origins), 'reused segment')} had been computed after "
-        "other tokens than stand before them now."
-    ]
+    _, against = example.arms
+    lines = [context_sentence(example)]
     changed = [origin for origin in example.origins if not _same_writer(origin)]
     if against is not None and changed:
         shown = "; ".join(_writer(origin) for origin in changed[:MOST_ORIGINS])
