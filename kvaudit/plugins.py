@@ -13,16 +13,22 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from kvaudit.errors import PluginError, UsageError
+
+
+Standing = Literal["exact", "port", "described", "control"]
+"""exact: follows published code or a formula. port: follows somebody else's port. described: follows a description, for
+want of code. control: no paper has it; it makes the others meaningful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """`target` is `module:attribute`; `summary` the one line that listings show; `needs` what it needs to work.
 
-    `suffix`: how the files of a report end, `/` for a report that is a folder.
+    `suffix`: how the files of a report end, `/` for a report that is a folder. `standing`: how closely a policy follows
+    what was published, `source` where that stands.
     """
 
     name: str
@@ -30,6 +36,8 @@ class Plugin:
     summary: str
     needs: str = ""
     suffix: str = ""
+    standing: Standing | None = None
+    source: str = ""
 
 
 def _table(*plugins: Plugin) -> Mapping[str, Plugin]:

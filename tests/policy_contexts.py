@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from hypothesis import strategies as st
 
-from kvaudit.policies import SegmentView, SelectionContext
+from kvaudit.policies import Floats, Need, Positions, SegmentView, SelectionContext, WrittenAttention
 
 KINDS = {
     "i": "instruction",
@@ -20,16 +21,57 @@ KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class FixedSignals:
+    """Signals as they were given. What was not given fails when it is asked for."""
+
+    ranked: Floats
+    keys: dict[int, Floats] = field(default_factory=dict)
+    values: dict[int, Floats] = field(default_factory=dict)
+    queries: dict[int, Floats] = field(default_factory=dict)
+    auxiliary: Floats | None = None
+    written: WrittenAttention | None = None
+    kl: dict[tuple[int, ...], float] = field(default_factory=dict)
+
+    def deviation(self) -> Floats:
+        return self.ranked
+
+    def key_deviation(self, layer: int) -> Floats:
+        return self.keys[layer]
+
+    def value_deviation(self, layer: int) -> Floats:
+        return self.values[layer]
+
+    def query_attention(self, layer: int) -> Floats:
+        return self.queries[layer]
+
+    def auxiliary_attention(self) -> Floats:
+        assert self.auxiliary is not None
+        return self.auxiliary
+
+    def written_attention(self) -> WrittenAttention:
+        assert self.written is not None
+        return self.written
+
+    def output_kl(self, positions: Positions) -> float:
+        return self.kl[tuple(positions.tolist())]
+
+
+DEVIATION: frozenset[Need] = frozenset({"deviation"})
+
+
 def context_of(
     layout: str,
     deviation: Sequence[float],
     k: int,
     holes: Iterable[int] = (),
     seed: int = 0,
+    needs: frozenset[Need] = DEVIATION,
+    **signals: object,
 ) -> SelectionContext:
     """A trailing "-" marks a segment that is not reusable; `holes` are single positions that are not either.
 
-    `deviation` holds one value per reusable token.
+    `deviation` holds one value per reusable token; `signals` are the other fields of `FixedSignals`.
     """
     segments, positions, start, holes = [], [], 0, set(holes)
     for word in layout.split():
@@ -41,21 +83,18 @@ def context_of(
     values = np.array(deviation, dtype=np.float32)
     assert len(values) == len(positions), f"{layout} has {len(positions)} reusable tokens, not {len(values)}"
     return SelectionContext(
+        policy="policy",
         request_id="request-1",
         layer=1,
+        layers=2,
         k=k,
         positions=np.array(positions, dtype=np.int64),
-        deviation=values,
         token_ids=np.arange(start),
         segments=segments,
         rng=np.random.default_rng(seed),
-        value_deviation=_unasked,
-        query_attention=_unasked,
+        needs=needs,
+        signals=FixedSignals(values, **signals),  # type: ignore[arg-type]
     )
-
-
-def _unasked() -> np.ndarray:
-    raise AssertionError("the policy asked for what its description does not name")
 
 
 EXACT = st.integers(0, 12).map(lambda eighths: eighths / 8)

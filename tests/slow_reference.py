@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from policy_contexts import FixedSignals
 from slow_model import Mixed, SlowModel
 
 from kvaudit.engines import Switches
-from kvaudit.policies import Policy, SegmentView, SelectionContext, checked_selection
+from kvaudit.policies import BudgetContext, Policy, SegmentView, SelectionContext, checked_selection
 from kvaudit.records import GAP_KINDS, Part, Prompt, PromptSegment
 
 FLOAT32_BYTES = 4
@@ -291,23 +292,26 @@ class SlowEngine:
             name: np.array([float(difference.pow(2).sum()) for difference in each], dtype=np.float32)
             for name, each in differences.items()
         }
+        segments = [
+            SegmentView(s.kind, s.content_id, s.start, s.end, entry is not None)
+            for s, entry in zip(prompt.segments, usable, strict=True)
+        ]
+        positions = np.array(reusable, dtype=np.int64)
         context = SelectionContext(
+            policy=policy.name,
             request_id=request_id,
             layer=layer,
-            k=policy.budget(len(reusable), self.ratio),
-            positions=np.array(reusable, dtype=np.int64),
-            deviation=distances[self.switches.deviation],
+            layers=len(self.model.layers),
+            k=policy.budget(BudgetContext(len(reusable), self.ratio, segments, positions)),
+            positions=positions,
             token_ids=np.array(prompt.token_ids),
-            segments=[
-                SegmentView(s.kind, s.content_id, s.start, s.end, entry is not None)
-                for s, entry in zip(prompt.segments, usable, strict=True)
-            ],
+            segments=segments,
             rng=np.random.default_rng([self.seed, *request_id.encode()]),
-            value_deviation=lambda: distances["value"],
-            query_attention=_not_modelled,
+            needs=policy.needs,
+            signals=FixedSignals(distances[self.switches.deviation]),
         )
         selected = checked_selection(policy, context).tolist()
-        return SlowSelection(reusable, selected, context.deviation)
+        return SlowSelection(reusable, selected, distances[self.switches.deviation])
 
     def _extend(self, cache: Mixed, token_ids: Sequence[int], start: int) -> torch.Tensor:
         """Tokens [start, n) with an exact mask over the cache before them (steps 2, 7, 8); the last hidden state."""
@@ -363,7 +367,3 @@ class SlowEngine:
 
 def _last_usable_end(prompt: Prompt, usable: Sequence[SlowEntry | None]) -> int:
     return max(segment.end for segment, entry in zip(prompt.segments, usable, strict=True) if entry is not None)
-
-
-def _not_modelled() -> np.ndarray:
-    raise AssertionError("the slow reference has no query attention")

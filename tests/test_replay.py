@@ -219,7 +219,7 @@ def test_a_policy_that_breaks_its_contract_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("k", [-1, 2.5, None])
 def test_a_policy_with_a_broken_budget_is_named(tmp_path, monkeypatch, k):
-    monkeypatch.setattr(RecomputeAll, "budget", lambda self, reusable, ratio: k)
+    monkeypatch.setattr(RecomputeAll, "budget", lambda self, request: k)
     with pytest.raises(PolicyError, match=rf"arm all.chronological, request 'r0': policy 'all' returned budget {k}"):
         run_scripted(tmp_path / "run", TRACE, policies=("all",))
 

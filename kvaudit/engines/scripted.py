@@ -21,8 +21,18 @@ from hashlib import sha256
 import numpy as np
 
 from kvaudit.engines import Capabilities, EngineSettings
-from kvaudit.errors import UsageError
-from kvaudit.policies import Policy, SegmentView, SelectionContext, checked_budget, checked_selection
+from kvaudit.errors import EngineError, UsageError
+from kvaudit.policies import (
+    BudgetContext,
+    Floats,
+    Policy,
+    Positions,
+    SegmentView,
+    SelectionContext,
+    WrittenAttention,
+    checked_budget,
+    checked_selection,
+)
 from kvaudit.records import (
     GAP_KINDS,
     CacheState,
@@ -248,20 +258,23 @@ class ScriptedEngine:
         token_ids = np.array(prompt.token_ids, dtype=np.int64)
         deviation = (1 + (token_ids[positions] * 31 + positions * 17) % 97).astype(np.float32)
         seed = int.from_bytes(sha256(request_id.encode()).digest()[:8], "little")
+        segments = [
+            SegmentView(part.kind, part.content_id, part.start, part.end, i in hits)
+            for i, part in enumerate(prompt.segments)
+        ]
+        ratio = self._settings.recompute_ratio
         return SelectionContext(
+            policy=policy.name,
             request_id=request_id,
             layer=_LAYER,
-            k=checked_budget(policy, len(positions), self._settings.recompute_ratio),
+            layers=_LAYER + 1,
+            k=checked_budget(policy, BudgetContext(len(positions), ratio, segments, positions)),
             positions=positions,
-            deviation=deviation,
             token_ids=token_ids,
-            segments=[
-                SegmentView(part.kind, part.content_id, part.start, part.end, i in hits)
-                for i, part in enumerate(prompt.segments)
-            ],
+            segments=segments,
             rng=np.random.default_rng([self._settings.seed, seed]),
-            value_deviation=lambda: deviation,
-            query_attention=lambda: deviation[None] / max(1.0, float(deviation.sum())),
+            needs=policy.needs,
+            signals=_Signals(deviation),
         )
 
     def _write_back(
@@ -318,6 +331,38 @@ class ScriptedEngine:
             raise RuntimeError(f"unexpected call: {otherwise}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Signals:
+    """Deviation that follows from token ids and positions, and nothing else."""
+
+    values: Floats
+
+    def deviation(self) -> Floats:
+        return self.values
+
+    def key_deviation(self, layer: int) -> Floats:
+        return self.values
+
+    def value_deviation(self, layer: int) -> Floats:
+        return self.values
+
+    def query_attention(self, layer: int) -> Floats:
+        return self.values[None] / np.float32(max(1.0, float(self.values.sum())))
+
+    def auxiliary_attention(self) -> Floats:
+        raise _not_there("auxiliary model")
+
+    def written_attention(self) -> WrittenAttention:
+        raise _not_there("saved attention")
+
+    def output_kl(self, positions: Positions) -> float:
+        raise _not_there("output distribution")
+
+
+def _not_there(what: str) -> EngineError:
+    return EngineError(f"engine 'scripted' has no {what}", "take the embedded engine")
+
+
 def open_engine(settings: EngineSettings) -> ScriptedEngine:
     return ScriptedEngine(settings)
 
@@ -337,13 +382,14 @@ def _selection(policy: Policy, context: SelectionContext) -> Selection | None:
     if not len(context.positions):
         return None
     chosen = checked_selection(policy, context)
-    deviation = dict(zip(context.positions.tolist(), context.deviation.tolist(), strict=True))
+    values = context.signals.deviation()
+    deviation = dict(zip(context.positions.tolist(), values.tolist(), strict=True))
     spans = tuple(runs(chosen.tolist()))
     return Selection(
         layer=context.layer,
         spans=spans,
         deviation=tuple(sum(deviation[position] for position in range(*span)) for span in spans),
-        total_deviation=float(context.deviation.sum(dtype=np.float64)),
+        total_deviation=float(values.sum(dtype=np.float64)),
     )
 
 

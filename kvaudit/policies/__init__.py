@@ -1,73 +1,96 @@
-"""The contract of a recomputation policy. One family a file beside this one, one line each in `plugins.py`.
+"""The contract of a recomputation policy. One method a file beside this one, one line each in `plugins.py`.
 
-A policy sees one request at the selection layer and returns which reusable tokens to recompute.
+A policy sees one request at a time and returns which reusable tokens to recompute (`select`). It is made anew for
+every arm, from its parameters, and holds no state between requests.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvaudit.errors import PolicyError
+from kvaudit.policies.context import (
+    ChunkAttention,
+    Floats,
+    Need,
+    Positions,
+    SegmentView,
+    SelectionContext,
+    Signals,
+    Written,
+    WrittenAttention,
+)
 
-Positions = NDArray[np.int64]
-Floats = NDArray[np.float32]
+__all__ = [
+    "BudgetContext",
+    "ChunkAttention",
+    "Floats",
+    "Need",
+    "Policy",
+    "Positions",
+    "SegmentView",
+    "SelectionContext",
+    "Signals",
+    "Start",
+    "Written",
+    "WrittenAttention",
+    "checked_budget",
+    "checked_schedule",
+    "checked_selection",
+    "ratio_budget",
+]
+
+Start = Literal["check-layer", "first-layer"]
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentView:
-    """A prompt segment as a policy sees it: positions [start, end); `hit` when its KV came out of the cache."""
+class BudgetContext:
+    """What a budget may depend on: N reusable tokens, the recompute ratio, the prompt's tiling and, int64 [N], the
+    positions of the reusable tokens."""
 
-    kind: str
-    content_id: str
-    start: int
-    end: int
-    hit: bool
+    reusable: int
+    ratio: float
+    segments: Sequence[SegmentView]
+    positions: Positions
 
 
-@dataclass(frozen=True, slots=True)
-class SelectionContext:
-    """One request at the selection layer. N reusable tokens, n prompt tokens, H query heads.
+class Policy(ABC):
+    """Which reusable tokens to recompute. Parameters of a policy are the fields of its (frozen) dataclass.
 
-    positions: int64 [N], ascending prompt positions of the reusable tokens.
-    deviation: float32 [N], squared L2 distance between a token's current key and its cached key moved to the
-        current position, summed over all KV heads, at `layer`.
-    k: how many positions to return. Always 0 <= k <= N.
-    token_ids: int64 [n], the whole prompt.
-    segments: the prompt's tiling, in order.
-    rng: seeded by (run seed, request id); a policy holds no state of its own between requests.
-    value_deviation(): float32 [N], as `deviation` but over values.
-    query_attention(): float32 [H, N], softmax attention of the last segment's tokens over the cached keys of the
-        reusable tokens at `layer`, mean over those query rows.
+    name: under which it is listed; reports call it so.
+    needs: the signals that it asks its context for. The engine computes no other, and what they cost counts as TTFT.
+    start: the layer from which selected tokens are recomputed, and at which the selection happens. `check-layer`
+        (CacheBlend's): everything below it is computed for all tokens, so that deviations can be seen. `first-layer`
+        (EPIC's): selected tokens are recomputed from layer 0 on; nothing is computed for the others. A policy that
+        starts there is asked before anything is computed and sees no deviation.
     """
 
-    request_id: str
-    layer: int
-    k: int
-    positions: Positions
-    deviation: Floats
-    token_ids: Positions
-    segments: Sequence[SegmentView]
-    rng: np.random.Generator
-    value_deviation: Callable[[], Floats]
-    query_attention: Callable[[], Floats]
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]] = frozenset({"deviation"})
+    start: ClassVar[Start] = "check-layer"
 
+    def budget(self, request: BudgetContext) -> int:
+        """k, how many positions `select` returns, 0 <= k <= N."""
+        return ratio_budget(request.reusable, request.ratio)
 
-class Policy(Protocol):
-    """`budget` turns N reusable tokens and the recompute ratio into k, 0 <= k <= N; `select` returns k distinct
-    positions."""
+    def schedule(self, k: int, reusable: int, layers: int) -> Sequence[int] | None:
+        """How many tokens are recomputed at each of the `layers` layers from the selection layer on; None: k at each.
 
-    @property
-    def name(self) -> str: ...
+        For policies that narrow their selection layer by layer (CacheBlend's gradual filter). Never rises from layer to
+        layer, sums to k * layers (the same budget as everyone's), and begins with at most `reusable`. `select` is
+        asked at every layer where it falls, with k from here and the tokens that are left as its positions.
+        """
+        return None
 
-    def budget(self, reusable: int, ratio: float) -> int: ...
-
-    def select(self, context: SelectionContext) -> Positions: ...
+    @abstractmethod
+    def select(self, context: SelectionContext) -> Positions:
+        """int64 [k], exactly `context.k` distinct of `context.positions`, in any order."""
 
 
 def ratio_budget(reusable: int, ratio: float) -> int:
@@ -75,16 +98,38 @@ def ratio_budget(reusable: int, ratio: float) -> int:
     return min(reusable, max(1, math.floor(ratio * reusable))) if reusable else 0
 
 
-def checked_budget(policy: Policy, reusable: int, ratio: float) -> int:
-    """The policy's k. Raises PolicyError, naming the policy, unless it is a whole number from 0 to `reusable`."""
-    k = policy.budget(reusable, ratio)
-    whole = isinstance(k, int | np.integer) and not isinstance(k, bool)
-    if not whole or not 0 <= k <= reusable:
+def checked_budget(policy: Policy, request: BudgetContext) -> int:
+    """The policy's k. Raises PolicyError, naming the policy, unless it is a whole number from 0 to N."""
+    k = policy.budget(request)
+    if not _is_whole(k) or not 0 <= k <= request.reusable:
         raise PolicyError(
-            f"policy {policy.name!r} returned budget {k!r:.80} for {reusable} reusable tokens",
+            f"policy {policy.name!r} returned budget {k!r:.80} for {request.reusable} reusable tokens",
             "a budget is a whole number from 0 to the number of reusable tokens",
         )
     return int(k)
+
+
+def checked_schedule(policy: Policy, k: int, reusable: int, layers: int) -> tuple[int, ...] | None:
+    """The policy's tokens for each layer, None for k at each. Raises PolicyError, naming the policy, for one that
+    breaks the contract."""
+    given = policy.schedule(k, reusable, layers)
+    if given is None:
+        return None
+    counts = list(given)
+    what = None
+    if len(counts) != layers or not all(map(_is_whole, counts)):
+        what = f"is no list of {layers} whole numbers"
+    elif counts != sorted(counts, reverse=True):
+        what = "rises from one layer to the next"
+    elif counts[0] > reusable or counts[-1] < 0:
+        what = f"leaves the range from 0 to {reusable}"
+    elif sum(counts) != k * layers:
+        what = f"sums to {sum(counts)}, not to {k} tokens at each of {layers} layers"
+    if what is not None:
+        raise PolicyError(
+            f"policy {policy.name!r}: its schedule {what}", "a schedule spends the same budget as any other policy"
+        )
+    return tuple(map(int, counts))
 
 
 def checked_selection(policy: Policy, context: SelectionContext) -> Positions:
@@ -100,6 +145,10 @@ def checked_selection(policy: Policy, context: SelectionContext) -> Positions:
     if not np.isin(chosen, context.positions, assume_unique=True).all():
         raise _broken(policy, context, "returned a position that is not reusable")
     return chosen
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def _broken(policy: Policy, context: SelectionContext, what: str) -> PolicyError:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvaudit.policies import Positions, SelectionContext
+from kvaudit.policies import BudgetContext, Need, Policy, Positions, SelectionContext
 
 
 @dataclass(frozen=True, slots=True)
-class ReuseAll:
+class ReuseAll(Policy):
     """Reuse as it is: no reusable token is recomputed, whatever the ratio."""
 
     name: ClassVar[str] = "none"
+    needs: ClassVar[frozenset[Need]] = frozenset()
 
-    def budget(self, reusable: int, ratio: float) -> int:
+    def budget(self, request: BudgetContext) -> int:
         return 0
 
     def select(self, context: SelectionContext) -> Positions:
@@ -22,13 +23,14 @@ class ReuseAll:
 
 
 @dataclass(frozen=True, slots=True)
-class RecomputeAll:
+class RecomputeAll(Policy):
     """r = 1, whatever the ratio: with an exact mask and recomputed gaps this equals full prefill."""
 
     name: ClassVar[str] = "all"
+    needs: ClassVar[frozenset[Need]] = frozenset()
 
-    def budget(self, reusable: int, ratio: float) -> int:
-        return reusable
+    def budget(self, request: BudgetContext) -> int:
+        return request.reusable
 
     def select(self, context: SelectionContext) -> Positions:
         return context.positions

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvaudit.policies import Positions, SelectionContext, ratio_budget
+from kvaudit.policies import Policy, Positions, SelectionContext
 from kvaudit.records import DOCUMENT, GAP_KINDS, runs
 
 Span = tuple[int, int]
@@ -23,20 +23,17 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class SingleWindow:
+class SingleWindow(Policy):
     """The k neighbouring reusable tokens with the largest summed deviation."""
 
     name: ClassVar[str] = "single-window"
-
-    def budget(self, reusable: int, ratio: float) -> int:
-        return ratio_budget(reusable, ratio)
 
     def select(self, context: SelectionContext) -> Positions:
         return _fill(context, [(0, len(context.positions))])
 
 
 @dataclass(frozen=True, slots=True)
-class FixedChunk:
+class FixedChunk(Policy):
     """Equal spans of reusable tokens across document borders, the largest mean deviation first.
 
     A span is as long as the median of the request's documents (of its other chunks where it has none). The first is
@@ -44,9 +41,6 @@ class FixedChunk:
     """
 
     name: ClassVar[str] = "fixed-chunk"
-
-    def budget(self, reusable: int, ratio: float) -> int:
-        return ratio_budget(reusable, ratio)
 
     def select(self, context: SelectionContext) -> Positions:
         length = _median_document_length(context)
@@ -57,13 +51,10 @@ class FixedChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomDocument:
+class RandomDocument(Policy):
     """Whole documents, and the instruction and the query where they are reusable, in a seeded random order."""
 
     name: ClassVar[str] = "random-document"
-
-    def budget(self, reusable: int, ratio: float) -> int:
-        return ratio_budget(reusable, ratio)
 
     def select(self, context: SelectionContext) -> Positions:
         documents, rest = _document_spans(context)
@@ -72,13 +63,10 @@ class RandomDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class DocumentAligned:
+class DocumentAligned(Policy):
     """Whole documents, and the instruction and the query where they are reusable, the largest mean deviation first."""
 
     name: ClassVar[str] = "document-aligned"
-
-    def budget(self, reusable: int, ratio: float) -> int:
-        return ratio_budget(reusable, ratio)
 
     def select(self, context: SelectionContext) -> Positions:
         deviation = _deviation(context)

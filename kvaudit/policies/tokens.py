@@ -7,20 +7,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvaudit.policies import Positions, SelectionContext, ratio_budget
+from kvaudit.policies import Policy, Positions, SelectionContext
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTopK:
+class TokenTopK(Policy):
     """The k largest deviations, the lower position first among equals (CacheBlend in LMCache; paper 2.2).
 
     A deviation that is not a number ranks below every other.
     """
 
     name: ClassVar[str] = "token-topk"
-
-    def budget(self, reusable: int, ratio: float) -> int:
-        return ratio_budget(reusable, ratio)
 
     def select(self, context: SelectionContext) -> Positions:
         if not context.k:

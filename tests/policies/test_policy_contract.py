@@ -10,7 +10,15 @@ from policy_contexts import context_of, contexts
 
 from kvaudit.errors import PolicyError
 from kvaudit.plugins import BUILT_IN, load
-from kvaudit.policies import Policy, SelectionContext, checked_budget, checked_selection, ratio_budget
+from kvaudit.policies import (
+    BudgetContext,
+    Policy,
+    SegmentView,
+    SelectionContext,
+    checked_budget,
+    checked_selection,
+    ratio_budget,
+)
 
 NAMES = list(BUILT_IN["policies"])
 UNBOUND = [name for name in NAMES if name not in ("none", "all")]
@@ -36,6 +44,11 @@ def policy_named(name: str) -> Policy:
     return load("policies", name)()
 
 
+def budget_of(policy: Policy, reusable: int, ratio: float) -> int:
+    whole = SegmentView("document", "d", 0, reusable, True)
+    return checked_budget(policy, BudgetContext(reusable, ratio, [whole], np.arange(reusable)))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_name_is_the_registered_one(name: str) -> None:
     assert policy_named(name).name == name
@@ -46,7 +59,7 @@ def test_name_is_the_registered_one(name: str) -> None:
     ("reusable", "ratio", "k"), [(0, 0.5, 0), (1, 0.05, 1), (19, 0.05, 1), (20, 0.05, 1), (7540, 0.05, 377), (8, 1, 8)]
 )
 def test_budget_is_the_ratio_rounded_down_and_at_least_one(name: str, reusable: int, ratio: float, k: int) -> None:
-    assert policy_named(name).budget(reusable, ratio) == ratio_budget(reusable, ratio) == k
+    assert budget_of(policy_named(name), reusable, ratio) == ratio_budget(reusable, ratio) == k
 
 
 @pytest.mark.parametrize("name", UNBOUND)
@@ -74,9 +87,9 @@ def test_exactly_k_distinct_reusable_positions_and_again(name: str, context: Sel
 def test_no_state_between_requests(name: str) -> None:
     layout, deviation = SHAPES["zeroed separators"]
     used, fresh = policy_named(name), policy_named(name)
-    k = used.budget(len(deviation), 0.4)
+    k = budget_of(used, len(deviation), 0.4)
     for seed in range(5):
-        used.select(context_of("d9 d2", range(11), used.budget(11, 0.4), seed=seed))
+        used.select(context_of("d9 d2", range(11), budget_of(used, 11, 0.4), seed=seed))
         chosen = used.select(context_of(layout, deviation, k, seed=seed))
         assert chosen.tolist() == fresh.select(context_of(layout, deviation, k, seed=seed)).tolist()
     assert used == fresh
@@ -85,7 +98,7 @@ def test_no_state_between_requests(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_leaves_the_context_as_it_was(name: str) -> None:
     policy = policy_named(name)
-    context = context_of("i2 d3 d3", [1, np.nan, 2, 3, np.nan, np.inf, 0, 0], policy.budget(8, 0.5))
+    context = context_of("i2 d3 d3", [1, np.nan, 2, 3, np.nan, np.inf, 0, 0], budget_of(policy, 8, 0.5))
     context.deviation.setflags(write=False)
     context.positions.setflags(write=False)
     checked_selection(policy, context)
@@ -96,22 +109,19 @@ def test_leaves_the_context_as_it_was(name: str) -> None:
 def test_bounds_take_nothing_and_everything_whatever_the_ratio(name: str, expected: list[int]) -> None:
     policy = policy_named(name)
     for ratio in (0.01, 0.5, 1.0):
-        k = policy.budget(5, ratio)
+        k = budget_of(policy, 5, ratio)
         chosen = checked_selection(policy, context_of("i2 s1- d3", [5, 4, 3, 2, 1], k))
         assert chosen.tolist() == expected
-    assert policy.budget(0, 0.5) == 0
+    assert budget_of(policy, 0, 0.5) == 0
 
 
-class Returning:
+class Returning(Policy):
     """A broken policy: it returns what it was given."""
 
     name = "broken"
 
     def __init__(self, chosen: object) -> None:
         self.chosen = chosen
-
-    def budget(self, reusable: int, ratio: float) -> int:
-        return ratio_budget(reusable, ratio)
 
     def select(self, context: SelectionContext) -> object:
         return self.chosen
@@ -144,20 +154,20 @@ def test_a_broken_selection_is_an_error_that_names_the_policy(chosen: object, co
 class Budgeting(Returning):
     """A policy whose budget is what it was given."""
 
-    def budget(self, reusable: int, ratio: float) -> object:
+    def budget(self, request: BudgetContext) -> object:
         return self.chosen
 
 
 @pytest.mark.parametrize("k", [-1, 5, 2.0, None, "2", True, np.float32(1), np.int64(5)])
 def test_a_broken_budget_is_an_error_that_names_the_policy(k: object) -> None:
     with pytest.raises(PolicyError) as raised:
-        checked_budget(Budgeting(k), 4, 0.5)
+        budget_of(Budgeting(k), 4, 0.5)
     assert raised.value.message == f"policy 'broken' returned budget {k!r} for 4 reusable tokens"
 
 
 @pytest.mark.parametrize("k", [0, 4, np.int64(3)])
 def test_a_budget_from_0_to_n_is_a_plain_number(k: object) -> None:
-    checked = checked_budget(Budgeting(k), 4, 0.5)
+    checked = budget_of(Budgeting(k), 4, 0.5)
     assert (checked, type(checked)) == (k, int)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,7 +21,17 @@ from kvaudit.engines.embedded.cache import NO_CONTEXT, ChunkCache, ChunkKey, Ent
 from kvaudit.engines.embedded.forward import Projected, Rotation, Transformer
 from kvaudit.engines.embedded.lookup import Found, look_up
 from kvaudit.errors import EngineError
-from kvaudit.policies import Floats, Policy, Positions, SegmentView, SelectionContext, checked_budget, checked_selection
+from kvaudit.policies import (
+    BudgetContext,
+    Floats,
+    Policy,
+    Positions,
+    SegmentView,
+    SelectionContext,
+    WrittenAttention,
+    checked_budget,
+    checked_selection,
+)
 from kvaudit.records import GAP_KINDS, Part, Prompt, PromptSegment
 
 NO_POSITIONS = np.empty(0, dtype=np.int64)
@@ -219,7 +230,6 @@ class Blender:
         self, request_id: str, prompt: Prompt, found: Found, span: Range, lower: Tensor, policy: Policy
     ) -> tuple[Choice, Tensor]:
         """The policy's choice at the check layer, and all rows [R] to compute from there on, ascending."""
-        signals = Signals(self, prompt, span, lower)
         tokens = len(prompt.token_ids)
         is_reusable = np.zeros(span.end, dtype=bool)
         loaded = () if self.switches.write_back == "versioned" else span.loaded
@@ -231,25 +241,28 @@ class Blender:
         if span.end == tokens:
             is_reusable[-1], is_row[-1] = False, True
         reusable = np.flatnonzero(is_reusable)
-        deviation = signals.deviation(reusable)
+        signals = Signals(self, prompt, span, lower, reusable)
+        deviation = signals.deviation()
         if not np.isfinite(deviation).all():
             raise EngineError(
                 f"the token deviation of request {request_id!r} is not finite", "try --dtype float32 or bfloat16"
             )
+        segments = [
+            SegmentView(s.kind, s.content_id, s.start, s.end, entry is not None)
+            for s, entry in zip(prompt.segments, found.used, strict=True)
+        ]
         context = SelectionContext(
+            policy=policy.name,
             request_id=request_id,
             layer=self.switches.check_layer,
-            k=checked_budget(policy, len(reusable), self.ratio),
+            layers=self.transformer.layers,
+            k=checked_budget(policy, BudgetContext(len(reusable), self.ratio, segments, reusable)),
             positions=reusable,
-            deviation=deviation,
             token_ids=np.asarray(prompt.token_ids, dtype=np.int64),
-            segments=[
-                SegmentView(s.kind, s.content_id, s.start, s.end, entry is not None)
-                for s, entry in zip(prompt.segments, found.used, strict=True)
-            ],
+            segments=segments,
             rng=generator(self.seed, request_id),
-            value_deviation=lambda: signals.value_deviation(reusable),
-            query_attention=lambda: signals.query_attention(reusable),
+            needs=policy.needs,
+            signals=signals,
         )
         selected = checked_selection(policy, context) if context.k else NO_POSITIONS
         is_row[selected] = True
@@ -290,43 +303,54 @@ class Blender:
 class Signals:
     """What a policy may ask for at the check layer, computed from the hidden states [E, hidden] before it."""
 
-    def __init__(self, blender: Blender, prompt: Prompt, span: Range, lower: Tensor) -> None:
+    def __init__(self, blender: Blender, prompt: Prompt, span: Range, lower: Tensor, reusable: Positions) -> None:
         self._t, self._layer = blender.transformer, blender.switches.check_layer
         self._mixed = blender.arena[self._layer, :, :, : span.end]
         self._by_value = blender.switches.deviation == "value"
-        self._prompt, self._span, self._lower = prompt, span, lower
+        self._prompt, self._span, self._lower, self._reusable = prompt, span, lower, reusable
 
-    def deviation(self, reusable: Positions) -> Floats:
-        return self.value_deviation(reusable) if self._by_value else self._key_deviation(reusable)
+    @cached_property
+    def _deviation(self) -> Floats:
+        return self.value_deviation(self._layer) if self._by_value else self.key_deviation(self._layer)
 
-    def value_deviation(self, reusable: Positions) -> Floats:
-        return self._distance(self._t.values(self._layer, self._normed), self._mixed[1], reusable)
+    def deviation(self) -> Floats:
+        return self._deviation
 
-    def query_attention(self, reusable: Positions) -> Floats:
-        """float32 [H, N]: softmax over the reusable tokens, mean over the last segment's rows."""
+    def key_deviation(self, layer: int) -> Floats:
+        rotation = self._t.rotation(0, self._span.end)
+        return self._distance(rotation.of(self._t.raw_keys(self._layer, self._normed)), self._mixed[0])
+
+    def value_deviation(self, layer: int) -> Floats:
+        return self._distance(self._t.values(self._layer, self._normed), self._mixed[1])
+
+    def query_attention(self, layer: int) -> Floats:
         t, last = self._t, self._prompt.segments[-1]
         hidden = self._lower if self._span.end >= last.end else t.below(self._layer, self._prompt.token_ids)
         rows = slice(last.start, last.end)
         queries = t.queries(self._layer, t.normed(self._layer, hidden[rows]), t.rotation(last.start, last.end))
-        index = torch.from_numpy(reusable).to(t.device)
+        index = torch.from_numpy(self._reusable).to(t.device)
         keys = self._mixed[0][:, index].float().repeat_interleave(t.heads // t.kv_heads, 0)
         scores = queries.float() @ keys.transpose(1, 2) / t.head_dim**0.5
         attention: Floats = scores.softmax(-1).mean(1).cpu().numpy()
         return attention
 
+    def auxiliary_attention(self) -> Floats:
+        raise NotImplementedError
+
+    def written_attention(self) -> WrittenAttention:
+        raise NotImplementedError
+
+    def output_kl(self, positions: Positions) -> float:
+        raise NotImplementedError
+
     @property
     def _normed(self) -> Tensor:
         return self._t.normed(self._layer, self._lower)
 
-    def _key_deviation(self, reusable: Positions) -> Floats:
-        rotation = self._t.rotation(0, self._span.end)
-        keys = rotation.of(self._t.raw_keys(self._layer, self._normed))
-        return self._distance(keys, self._mixed[0], reusable)
-
-    def _distance(self, fresh: Tensor, cached: Tensor, reusable: Positions) -> Floats:
+    def _distance(self, fresh: Tensor, cached: Tensor) -> Floats:
         """Squared L2 distance over all KV heads, float32 [N] (paper 2.2, equation 1)."""
         distance: Floats = (fresh.float() - cached.float()).square().sum((0, 2)).cpu().numpy()
-        return distance[reusable]
+        return distance[self._reusable]
 
 
 def generator(seed: int, request_id: str) -> np.random.Generator:

@@ -19,7 +19,7 @@ from kvaudit.engines import EngineSettings, Switches
 from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.weights import weights_of
 from kvaudit.plugins import load
-from kvaudit.policies import Policy, Positions, SelectionContext, checked_selection
+from kvaudit.policies import BudgetContext, Need, Policy, Positions, SelectionContext, checked_selection
 from kvaudit.records import FULL_PREFILL, Eviction, Part, Prompt, PromptSegment, Sampling, Served, Write
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
@@ -56,15 +56,15 @@ def prompt_of(words: str) -> Prompt:
 
 
 @dataclass(frozen=True)
-class Every:
+class Every(Policy):
     """A policy without regard to deviation: every `step`-th reusable token from `first` on, then the earliest left."""
 
     first: int = 1
     step: int = 3
     name: str = "every"
 
-    def budget(self, reusable: int, ratio: float) -> int:
-        return int(np.ceil(ratio * reusable))
+    def budget(self, request: BudgetContext) -> int:
+        return int(np.ceil(request.ratio * request.reusable))
 
     def select(self, context: SelectionContext) -> Positions:
         favoured = context.positions[self.first :: self.step]
@@ -72,22 +72,23 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Policy):
     """The budget of `policy`, the selection that the engine made: what follows from a near tie is the same on both."""
 
     policy: Policy
     selected: np.ndarray
     name: str = "replay"
+    needs = frozenset()
 
-    def budget(self, reusable: int, ratio: float) -> int:
-        return self.policy.budget(reusable, ratio)
+    def budget(self, request: BudgetContext) -> int:
+        return self.policy.budget(request)
 
     def select(self, context: SelectionContext) -> Positions:
         return self.selected
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Policy):
     """`policy`, and the contexts in which it was asked."""
 
     policy: Policy
@@ -97,8 +98,12 @@ class Recorded:
     def name(self) -> str:
         return self.policy.name
 
-    def budget(self, reusable: int, ratio: float) -> int:
-        return self.policy.budget(reusable, ratio)
+    @property
+    def needs(self) -> frozenset[Need]:
+        return self.policy.needs
+
+    def budget(self, request: BudgetContext) -> int:
+        return self.policy.budget(request)
 
     def select(self, context: SelectionContext) -> Positions:
         self.contexts.append(context)
@@ -170,7 +175,7 @@ class Pair:
             return
         (context,) = recorded.contexts
         assert context.positions.tolist() == got.reusable.tolist()
-        assert np.array_equal(context.deviation, got.deviation)
+        assert np.array_equal(context.signals.deviation(), got.deviation)
         if recorded.name != "random-document":
             assert checked_selection(recorded.policy, context).tolist() == got.selected.tolist()
 
