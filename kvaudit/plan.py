@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvaudit.engines import EngineSettings
+from kvaudit.engines import EngineSettings, check_switches
 from kvaudit.errors import UsageError
 from kvaudit.orders import make_orders
-from kvaudit.plugins import find, load, source_digest
+from kvaudit.plugins import find
+from kvaudit.policy_specs import PolicySpec, read_policies
 from kvaudit.records import FULL_PREFILL, Arm, Order
 
 DEFAULT_POLICIES = ("token-topk", "document-aligned")
@@ -18,13 +19,24 @@ DEFAULT_POLICIES = ("token-topk", "document-aligned")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`policy_sources` are the digests of the files that the policies were written in, by policy."""
+    """`specs` are the policies, each with everything that is needed to make it."""
 
     engine: str
     settings: EngineSettings
-    policies: tuple[str, ...]
+    specs: tuple[PolicySpec, ...]
     orders: tuple[Order, ...]
-    policy_sources: Mapping[str, str | None]
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.specs)
+
+    @property
+    def policy_sources(self) -> dict[str, str | None]:
+        """By name, the digests of the files that the policies were written in."""
+        return {spec.name: spec.source for spec in self.specs}
+
+    def spec(self, policy: str) -> PolicySpec:
+        return next(spec for spec in self.specs if spec.name == policy)
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -42,18 +54,21 @@ class Plan:
             "engine": self.engine,
             **asdict(self.settings),
             "policies": list(self.policies),
-            "policy_sources": dict(self.policy_sources),
+            "policy_sources": self.policy_sources,
             "orders": len(self.orders),
         }
 
 
 def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Sequence[str], orders: int) -> Plan:
-    """Raises UsageError for unknown names and for settings that cannot work, before any model is loaded."""
+    """`policies` as the command line takes them.
+
+    Raises UsageError for unknown names and for settings that cannot work, and PluginError for what cannot be loaded,
+    before any model is.
+    """
     find("engines", engine)
-    policies = tuple(dict.fromkeys(policies or DEFAULT_POLICIES))
     if FULL_PREFILL in policies:
         raise UsageError(f"{FULL_PREFILL!r} is what every policy is compared with", "it always runs: leave it out")
-    sources = {policy: source_digest(load("policies", policy)) for policy in policies}
+    specs = read_policies(policies or DEFAULT_POLICIES)
     ratio = settings.recompute_ratio
     if not (math.isfinite(ratio) and 0 < ratio <= 1):
         raise UsageError(
@@ -62,7 +77,8 @@ def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Se
         )
     if settings.switches.check_layer < 0:
         raise UsageError(f"the check layer is {settings.switches.check_layer}", "give a layer of 0 or above")
+    check_switches(settings.switches)
     capacity = settings.switches.capacity_bytes
     if capacity is not None and capacity <= 0:
         raise UsageError(f"the cache capacity is {capacity} bytes", "give a size such as 512MiB")
-    return Plan(engine, settings, policies, make_orders(requests, orders, settings.seed), sources)
+    return Plan(engine, settings, specs, make_orders(requests, orders, settings.seed))

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from kvaudit.errors import PluginError, UsageError
 
-
 Standing = Literal["exact", "port", "described", "control"]
 """exact: follows published code or a formula. port: follows somebody else's port. described: follows a description, for
 want of code. control: no paper has it; it makes the others meaningful."""
@@ -51,34 +50,156 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 "token-topk",
                 "kvaudit.policies.tokens:TokenTopK",
                 "the k tokens whose keys deviate most (LMCache's CacheBlend)",
-                "key deviation",
+                "deviation",
+                standing="exact",
+                source="LMCache, lmcache/v1/compute/blend/blender.py; arXiv:2405.16444",
             ),
             Plugin(
                 "single-window",
                 "kvaudit.policies.spans:SingleWindow",
                 "the window of k neighbouring tokens with the largest deviation",
-                "key deviation",
+                "deviation",
+                standing="exact",
+                source="Request Order Matters, section 2.3",
             ),
             Plugin(
                 "fixed-chunk",
                 "kvaudit.policies.spans:FixedChunk",
                 "equal spans across document borders, by mean deviation",
-                "key deviation",
+                "deviation",
+                standing="exact",
+                source="Request Order Matters, section 2.3",
             ),
             Plugin(
                 "random-document",
                 "kvaudit.policies.spans:RandomDocument",
                 "whole documents in a seeded random order",
-                "document segments",
+                "deviation, document segments",
+                standing="exact",
+                source="Request Order Matters, section 2.3",
             ),
             Plugin(
                 "document-aligned",
                 "kvaudit.policies.spans:DocumentAligned",
                 "whole documents, by mean deviation",
-                "key deviation, document segments",
+                "deviation, document segments",
+                standing="exact",
+                source="Request Order Matters, section 2.3",
             ),
-            Plugin("none", "kvaudit.policies.bounds:ReuseAll", "recompute nothing: reuse as it is", "nothing"),
-            Plugin("all", "kvaudit.policies.bounds:RecomputeAll", "recompute every reusable token", "nothing"),
+            Plugin(
+                "none",
+                "kvaudit.policies.bounds:ReuseAll",
+                "recompute nothing: reuse as it is",
+                "nothing",
+                standing="exact",
+                source="full KV reuse, the baseline of arXiv:2405.16444",
+            ),
+            Plugin(
+                "all",
+                "kvaudit.policies.bounds:RecomputeAll",
+                "recompute every reusable token",
+                "nothing",
+                standing="control",
+            ),
+            Plugin(
+                "cacheblend",
+                "kvaudit.policies.cacheblend:CacheBlend",
+                "the k tokens whose values deviate most (CacheBlend's own repository)",
+                "value deviation",
+                standing="exact",
+                source="YaoJiayi/CacheBlend, vllm_blend/vllm/attention/backends/xformers.py",
+            ),
+            Plugin(
+                "cacheblend-gradual",
+                "kvaudit.policies.cacheblend_gradual:CacheBlendGradual",
+                "CacheBlend's gradual filter: survivors ranked again layer by layer",
+                "deviation at each layer",
+                standing="described",
+                source="arXiv:2405.16444, section 4.3",
+            ),
+            Plugin(
+                "legolink",
+                "kvaudit.policies.legolink:LegoLink",
+                "the first tokens of every chunk after the first (EPIC)",
+                "chunk borders",
+                standing="exact",
+                source="arXiv:2410.15332, LegoLink",
+            ),
+            Plugin(
+                "prophetkv",
+                "kvaudit.policies.prophetkv:ProphetKV",
+                "the tokens that the query looks at, mean over all layers",
+                "query attention",
+                standing="port",
+                source="arXiv:2602.02579, and a third-party port",
+            ),
+            Plugin(
+                "a3",
+                "kvaudit.policies.a3:A3",
+                "the tokens that the question looks at, at the check layer",
+                "query attention",
+                standing="described",
+                source="arXiv:2511.17560, abstract",
+            ),
+            Plugin(
+                "fusionrag",
+                "kvaudit.policies.fusionrag:FusionRAG",
+                "the tokens that the question looks at in the last layer",
+                "query attention",
+                standing="described",
+                source="arXiv:2601.12904, section 3.2",
+            ),
+            Plugin(
+                "cacheclip",
+                "kvaudit.policies.cacheclip:CacheClip",
+                "windows that a small auxiliary model's query looks at",
+                "auxiliary model",
+                standing="described",
+                source="arXiv:2510.10129, abstract",
+            ),
+            Plugin(
+                "cache-craft",
+                "kvaudit.policies.cache_craft:CacheCraft",
+                "more of the chunks whose context mattered and is gone",
+                "attention saved at write time",
+                standing="port",
+                source="arXiv:2502.15734, cache fix overhead, and a third-party port",
+            ),
+            Plugin(
+                "random-token",
+                "kvaudit.policies.controls:RandomToken",
+                "k tokens in a seeded random order",
+                "nothing",
+                standing="control",
+            ),
+            Plugin(
+                "random-span",
+                "kvaudit.policies.controls:RandomSpan",
+                "spans in a seeded random order",
+                "nothing",
+                standing="control",
+            ),
+            Plugin(
+                "least-deviation",
+                "kvaudit.policies.controls:LeastDeviation",
+                "the k tokens that deviate least: the worst choice",
+                "deviation",
+                standing="control",
+            ),
+            Plugin(
+                "token-runs",
+                "kvaudit.policies.controls:TokenRuns",
+                "token-topk widened to runs of m tokens",
+                "deviation",
+                standing="control",
+            ),
+            Plugin(
+                "oracle",
+                "kvaudit.policies.oracle:Oracle",
+                "spans that most reduce the output's divergence, greedily, at any cost",
+                "deviation, KL divergence of the output",
+                standing="control",
+            ),
         ),
         "engines": _table(
             Plugin(
@@ -164,6 +285,13 @@ def available(family: str) -> dict[str, Plugin]:
     for point in entry_points(group=f"kvaudit.{family}"):
         found.setdefault(point.name, Plugin(point.name, point.value, f"from {point.value}"))
     return found
+
+
+def ignored(family: str) -> list[Plugin]:
+    """Entry points of installed packages whose name is taken, by kvaudit's own or by another package's."""
+    known = available(family)
+    points = [Plugin(point.name, point.value, "") for point in entry_points(group=f"kvaudit.{family}")]
+    return [plugin for plugin in points if plugin.target != known[plugin.name].target]
 
 
 def find(family: str, name: str) -> Plugin:

@@ -149,8 +149,11 @@ class Reference:
 class Selection:
     """The reusable positions that a policy recomputed.
 
-    `spans` are maximal runs [start, end) of prompt positions, `deviation` the summed token deviation in each
-    (float32 squared L2 distance of keys over all KV heads), `total_deviation` the sum over all reusable tokens.
+    `layer` is where the policy began to select: what it selected was recomputed from there on. `spans` are maximal runs
+    [start, end) of prompt positions, `deviation` the summed token deviation in each (float32 squared L2 distance of
+    keys over all KV heads), `total_deviation` the sum over all reusable tokens. The deviation is that at the engine's
+    check layer whatever `layer` is, so that policies can be compared. Of a policy that narrows its selection layer by
+    layer, `spans` hold the tokens that were recomputed at the last layer too.
     """
 
     layer: int
@@ -210,7 +213,8 @@ class Served:
     `total_ms` is None too where the answer was checked in one pass in place of decoding it step by step.
 
     `reused_tokens` were loaded from entries that existed before this prompt came; `reusable_tokens` is N, what the
-    policy could choose from; `recomputed_tokens` is how many of them it chose; `budget_k` what it had to choose.
+    policy could choose from; `recomputed_tokens` is how many of them it chose (of a selection that narrows,
+    the mean over the layers from its first on); `budget_k` what it had to choose.
     `kl` is the mean over the reference answer's tokens of KL(full prefill || this run) in nats,
     `reference_logprob` the summed log-probability of that answer in this run, `margin` the difference of the two
     best logits where the answer first leaves the reference (else the smallest margin along it).

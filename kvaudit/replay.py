@@ -10,9 +10,8 @@ from itertools import islice
 from typing import Protocol
 
 from kvaudit.engines import Engine
-from kvaudit.errors import EngineError, KvauditError, PluginError, PolicyError, UsageError
+from kvaudit.errors import EngineError, KvauditError, PolicyError, UsageError
 from kvaudit.plan import Plan
-from kvaudit.plugins import load
 from kvaudit.policies import Policy
 from kvaudit.prompts import Prompts
 from kvaudit.records import FULL_PREFILL, Arm, CacheState, Reference, Request, Sampling, Trace
@@ -100,11 +99,25 @@ def _prepared(trace: Trace, plan: Plan, store: RunFolder, engine: Engine) -> Pro
             f"engine {plan.engine!r} takes no recomputation policy ({', '.join(plan.policies)})",
             "take an engine that does: `kvaudit engines` lists what each can do",
         )
+    _check_signals(plan, engine)
     prompts = Prompts(engine.tokenizer, engine.capabilities.vocabulary_size)
     prompts.check(trace, engine.capabilities)
     store.begin({**engine.describe(), "tokenizer_digest": engine.tokenizer.digest})
     store.write_table("requests", _request_rows(trace, prompts))
     return prompts
+
+
+def _check_signals(plan: Plan, engine: Engine) -> None:
+    """Refuse a policy that needs what the engine cannot show it."""
+    given = engine.capabilities.signals
+    if given is None:
+        return
+    for spec in plan.specs:
+        if lacking := sorted(spec.make().needs - given):
+            raise UsageError(
+                f"policy {spec.name!r} needs {' and '.join(lacking)}, which engine {plan.engine!r} does not give",
+                f"leave the policy out, or take another engine; this one gives {', '.join(sorted(given)) or 'nothing'}",
+            )
 
 
 def _request_rows(trace: Trace, prompts: Prompts) -> Iterator[Sequence[Row]]:
@@ -126,7 +139,7 @@ class _Replayer:
         return self.store.references()
 
     def run(self, arm: Arm, engine: Engine) -> None:
-        policy: Policy | None = None if arm.policy == FULL_PREFILL else _made(arm.policy)
+        policy: Policy | None = self.plan.spec(arm.policy).make() if arm.policy != FULL_PREFILL else None
         is_reference = policy is None and arm.control == "none"
         with self.store.arm(arm) as parts:
             for position, ordinal in enumerate(arm.order.permutation):
@@ -158,19 +171,6 @@ class _Replayer:
         prompt, sampling = self.prompts.request(request), Sampling(request.max_tokens, request.stop)
         served = engine.serve(request_id, "request", prompt, sampling, policy, reference)
         return Exchange(request_id, before, served, None if state is None else state.entries)
-
-
-def _made(name: str) -> Policy:
-    try:
-        policy: Policy = load("policies", name)()
-    except PluginError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise PolicyError(
-            f"policy {name!r} cannot be made: {_said(error)}",
-            "a policy is made without arguments; mend it or leave it out",
-        ) from error
-    return policy
 
 
 def _record_details(parts: PartFiles, arm: Arm, exchange: Exchange) -> None:

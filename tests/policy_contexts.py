@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
-from kvaudit.policies import Floats, Need, Positions, SegmentView, SelectionContext, WrittenAttention
+from kvaudit.policies import (
+    ChunkAttention,
+    Floats,
+    Need,
+    Policy,
+    Positions,
+    SegmentView,
+    SelectionContext,
+    Written,
+    WrittenAttention,
+)
 
 KINDS = {
     "i": "instruction",
@@ -57,6 +67,55 @@ class FixedSignals:
         return self.kl[tuple(positions.tolist())]
 
 
+@dataclass(frozen=True)
+class EverySignal:
+    """Every signal, made of one value a token, different for each layer and head; and the names of those asked for.
+
+    Where a value is not a number, so is what is made of it.
+    """
+
+    values: Floats
+    positions: Positions
+    segments: Sequence[SegmentView]
+    asked: list[Need] = field(default_factory=list)
+
+    def deviation(self) -> Floats:
+        self.asked.append("deviation")
+        return self.values
+
+    def key_deviation(self, layer: int) -> Floats:
+        self.asked.append("key-deviation")
+        return np.roll(self.values, layer)
+
+    def value_deviation(self, layer: int) -> Floats:
+        self.asked.append("value-deviation")
+        return np.roll(self.values, layer + 1)
+
+    def query_attention(self, layer: int) -> Floats:
+        self.asked.append("query-attention")
+        return np.stack((np.roll(self.values, layer), self.values[::-1]))
+
+    def auxiliary_attention(self) -> Floats:
+        self.asked.append("auxiliary-attention")
+        return np.stack((self.values, np.roll(self.values, 1), self.values[::-1]))
+
+    def written_attention(self) -> WrittenAttention:
+        self.asked.append("written-attention")
+        chunks: list[ChunkAttention | None] = []
+        for index, segment in enumerate(self.segments):
+            inside = self.values[(segment.start <= self.positions) & (self.positions < segment.end)]
+            over = {
+                other.content_id: float(inside[:1].sum()) / (1 + i) for i, other in enumerate(self.segments[:index])
+            }
+            chunks.append(ChunkAttention(float(inside.sum()), over) if segment.hit else None)
+        return WrittenAttention(self.values, tuple(chunks))
+
+    def output_kl(self, positions: Positions) -> float:
+        self.asked.append("output-kl")
+        assert np.array_equal(positions, np.unique(positions)), "positions are ascending and distinct"
+        return float(self.values[~np.isin(self.positions, positions)].sum(dtype=np.float64))
+
+
 DEVIATION: frozenset[Need] = frozenset({"deviation"})
 
 
@@ -77,7 +136,10 @@ def context_of(
     for word in layout.split():
         end = start + int(word[1:].rstrip("-"))
         hit = not word.endswith("-")
-        segments.append(SegmentView(KINDS[word[0]], word, start, end, hit and word[0] not in "sg"))
+        from_cache = hit and word[0] not in "sg"
+        over = tuple(segment.content_id for segment in segments)
+        written = Written("request-0", "request", len(segments), start, "then", "now", over) if from_cache else None
+        segments.append(SegmentView(KINDS[word[0]], word, start, end, from_cache, written))
         positions += [position for position in range(start, end) if hit and position not in holes]
         start = end
     values = np.array(deviation, dtype=np.float32)
@@ -95,6 +157,12 @@ def context_of(
         needs=needs,
         signals=FixedSignals(values, **signals),  # type: ignore[arg-type]
     )
+
+
+def for_policy(policy: Policy, context: SelectionContext) -> SelectionContext:
+    """The context as this policy gets it: its needs, and every signal made of the context's deviation."""
+    signals = EverySignal(context.signals.deviation(), context.positions, context.segments)
+    return replace(context, policy=policy.name, needs=policy.needs, signals=signals)
 
 
 EXACT = st.integers(0, 12).map(lambda eighths: eighths / 8)

@@ -13,21 +13,29 @@ import torch
 
 @dataclass
 class Mixed:
-    """A prompt's cache while it is served: raw keys and values, float64 [L, G, n, D]."""
+    """A prompt's cache while it is served: raw keys and values, float64 [L, G, n, D], and the positions to which keys
+    are turned, int64 [L, n]: their own, but for keys that were not moved."""
 
     keys: torch.Tensor
     values: torch.Tensor
+    places: torch.Tensor
 
     @classmethod
     def zeros(cls, layers: int, heads: int, tokens: int, dim: int) -> Mixed:
         shape = (layers, heads, tokens, dim)
-        return cls(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64))
+        places = torch.arange(tokens).repeat(layers, 1)
+        return cls(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), places)
+
+    def copy(self) -> Mixed:
+        return Mixed(self.keys.clone(), self.values.clone(), self.places.clone())
 
     def grown(self) -> Mixed:
         """A copy with room for one more token."""
-        return Mixed(*(torch.nn.functional.pad(each, (0, 0, 0, 1)) for each in (self.keys, self.values)))
+        keys, values = (torch.nn.functional.pad(each, (0, 0, 0, 1)) for each in (self.keys, self.values))
+        return Mixed(keys, values, torch.nn.functional.pad(self.places, (0, 1), value=self.places.shape[1]))
 
-    def put(self, layer: int, position: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    def put(self, layer: int, position: int, key: torch.Tensor, value: torch.Tensor, place: int | None = None) -> None:
+        self.places[layer, position] = position if place is None else place
         self.keys[layer, :, position] = key
         self.values[layer, :, position] = value
 
@@ -61,20 +69,28 @@ class SlowModel:
     ) -> torch.Tensor:
         """The layer's output for the token at `position` that attends to the cache's `visible` positions."""
         block, visible = self.layers[layer], list(visible)
-        attention, normed = block.self_attn, self._attention_input(layer, hidden)
-        query = self._head_norm(attention, "q_norm", attention.q_proj(normed).view(self.query_heads, self.head_dim))
-        query = self.rotate(query[:, None], [position])[:, 0]
-        keys = self.rotate(cache.keys[layer][:, visible], visible)
         values = cache.values[layer][:, visible]
-        heads = []
-        for head in range(self.query_heads):
-            group = head // (self.query_heads // self.kv_heads)
-            weights = torch.softmax(keys[group] @ query[head] / math.sqrt(self.head_dim), dim=0)
-            heads.append(weights @ values[group])
-        hidden = hidden + attention.o_proj(torch.cat(heads))
+        weights = self.attention(layer, hidden, position, cache, visible)
+        heads = [weights[head] @ values[self._group(head)] for head in range(self.query_heads)]
+        hidden = hidden + block.self_attn.o_proj(torch.cat(heads))
         normed = self._norm(hidden, block.post_attention_layernorm.weight)
         gate = torch.nn.functional.silu(block.mlp.gate_proj(normed))
         return hidden + block.mlp.down_proj(gate * block.mlp.up_proj(normed))
+
+    def attention(
+        self, layer: int, hidden: torch.Tensor, position: int, cache: Mixed, visible: Sequence[int]
+    ) -> torch.Tensor:
+        """How the token at `position` shares its attention among the cache's `visible` positions, [H, visible]."""
+        attention, normed = self.layers[layer].self_attn, self._attention_input(layer, hidden)
+        query = self._head_norm(attention, "q_norm", attention.q_proj(normed).view(self.query_heads, self.head_dim))
+        query = self.rotate(query[:, None], [position])[:, 0]
+        keys = self.turned(cache, layer, visible)
+        scores = [keys[self._group(head)] @ query[head] / math.sqrt(self.head_dim) for head in range(self.query_heads)]
+        return torch.stack([torch.softmax(score, dim=0) for score in scores])
+
+    def turned(self, cache: Mixed, layer: int, positions: Sequence[int]) -> torch.Tensor:
+        """Keys of a layer of the cache at these positions, turned to their places, [G, positions, D]."""
+        return self.rotate(cache.keys[layer][:, positions], cache.places[layer, positions].tolist())
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.lm_head(self._norm(hidden, self.model.model.norm.weight))
@@ -84,6 +100,9 @@ class SlowModel:
         cosine, sine = self.rotary(raw, torch.tensor([list(positions)]))
         first, second = raw.chunk(2, dim=-1)
         return raw * cosine[0].double() + torch.cat((-second, first), dim=-1) * sine[0].double()
+
+    def _group(self, head: int) -> int:
+        return head // (self.query_heads // self.kv_heads)
 
     def _attention_input(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         return self._norm(hidden, self.layers[layer].input_layernorm.weight)

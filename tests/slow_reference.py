@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from policy_contexts import FixedSignals
+from slow_blend import Hidden, SlowAttention, SlowPass, SlowSignals, extend
 from slow_model import Mixed, SlowModel
+from slow_prefix import Kept, longest_prefix
+from slow_versions import overlap, weights_then
 
-from kvaudit.engines import Switches
+from kvaudit.engines import PREFIX_LOOKUPS, Switches
 from kvaudit.policies import BudgetContext, Policy, SegmentView, SelectionContext, checked_selection
 from kvaudit.records import GAP_KINDS, Part, Prompt, PromptSegment
 
@@ -25,7 +27,9 @@ Key = tuple[tuple[int, ...], tuple[int, ...] | None]
 
 @dataclass(eq=False)
 class SlowEntry:
-    """A stored chunk. keys (before rotation), values: float64 [L, G, len, D]; `context`: the ids before it."""
+    """A stored chunk. keys (before rotation), values: float64 [L, G, len, D]; `context`: the ids before it; `over`,
+    `tokens_over`: the chunks before it and their lengths; `places`: the positions to which keys were turned, [L, len].
+    """
 
     token_ids: tuple[int, ...]
     keys: torch.Tensor
@@ -36,6 +40,10 @@ class SlowEntry:
     context: tuple[int, ...]
     computed_over: tuple[SlowEntry, ...]
     content_id: str
+    over: tuple[str, ...] = ()
+    attention: SlowAttention | None = None
+    tokens_over: tuple[int, ...] = ()
+    places: torch.Tensor | None = None
     write_ordinal: int = -1
 
     @property
@@ -52,6 +60,7 @@ class SlowStore:
     """`entries` from the least to the most recently used; `written` and `evicted` are all of them so far."""
 
     capacity_bytes: int | None
+    versions: int | None = None
     entries: dict[Key, SlowEntry] = field(default_factory=dict)
     written: list[SlowEntry] = field(default_factory=list)
     evicted: list[SlowEntry] = field(default_factory=list)
@@ -69,6 +78,9 @@ class SlowStore:
         entry.write_ordinal = len(self.written)
         self.written.append(entry)
         self.entries[key] = entry
+        same = [other for other in self.entries if other[0] == key[0]]
+        if self.versions is not None and len(same) > self.versions:
+            self.evicted.append(self.entries.pop(same[0]))
         while self.capacity_bytes is not None and self.size_bytes > self.capacity_bytes:
             self.evicted.append(self.entries.pop(next(iter(self.entries))))
 
@@ -79,11 +91,14 @@ class SlowStore:
 
 @dataclass(frozen=True)
 class SlowSelection:
-    """`reusable` and `selected` positions, ascending; `deviation`: float32 [N] over `reusable`."""
+    """`reusable` and (at the last layer) `selected` positions, ascending; `deviation`: float32 [N] over `reusable`, at
+    the check layer; `layer` where the selection began, `recomputed` the mean over the layers from there on."""
 
     reusable: list[int]
     selected: list[int]
     deviation: np.ndarray
+    layer: int = 0
+    recomputed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,28 +125,44 @@ class SlowEngine:
     def __init__(self, hf_model: Any, switches: Switches, ratio: float, seed: int = 0) -> None:
         self.model = SlowModel(hf_model)
         self.switches, self.ratio, self.seed = switches, ratio, seed
-        self.store = SlowStore(switches.capacity_bytes)
+        self.reset()
 
     def reset(self) -> None:
-        self.store = SlowStore(self.switches.capacity_bytes)
+        self.store = SlowStore(self.switches.capacity_bytes, 5 if self.switches.write_back == "versions" else None)
+        self.whole: set[int] = set()
+        self.kept: list[Kept] = []
+
+    def stored(self, entry: SlowEntry) -> torch.Tensor:
+        """Keys and values of an entry [L, 2, G, len, D], keys as they are kept: raw, or turned if they never move."""
+        keys = entry.keys
+        if self.switches.keys == "unmoved":
+            assert entry.places is not None
+            each = zip(entry.keys, entry.places.tolist(), strict=True)
+            keys = torch.stack([self.model.rotate(raw, places) for raw, places in each])
+        return torch.stack([keys, entry.values], 1)
 
     @torch.no_grad()
     def serve(self, request_id: str, prompt: Prompt, policy: Policy | None, part: Part = "request") -> SlowResult:
         """Prefill one prompt and write back (without a policy: full prefill, the store untouched)."""
+        if policy is not None and self.switches.lookup in PREFIX_LOOKUPS:
+            return self._serve_over_prefix(prompt)
         writer = (request_id, part)
         stored_before = set(self.store.entries.values())
         written_before, evicted_before = len(self.store.written), len(self.store.evicted)
         usable = [None] * len(prompt.segments) if policy is None else self._look_up(prompt, writer)
         cache, selection = self._empty(len(prompt.token_ids)), SlowSelection([], [], np.empty(0, np.float32))
+        sighted: list[Hidden] = [{} for _ in self.model.layers]
         if policy is None or not any(usable):
-            hidden = self._extend(cache, prompt.token_ids, 0)
+            hidden = self._extend(cache, prompt.token_ids, 0, sighted)
         else:
             end = self._blended_end(prompt, usable)
-            hidden, selection = self._blend(request_id, prompt, usable, end, cache, policy)
+            cache, hidden, selection = self._blend(request_id, prompt, usable, end, cache, policy, sighted)
             if end < len(prompt.token_ids):
-                hidden = self._extend(cache, prompt.token_ids, end)
+                hidden = self._extend(cache, prompt.token_ids, end, sighted)
         if policy is not None:
-            self._write_back(prompt, writer, cache, usable)
+            saved = "written-attention" in policy.needs or self.switches.write_back == "versions"
+            saving = sighted[self.switches.check_layer] if saved else None
+            self._write_back(prompt, writer, cache, usable, saving)
         reused = [s.end - s.start for s, entry in zip(prompt.segments, usable, strict=True) if entry in stored_before]
         return SlowResult(
             self.model.logits(hidden),
@@ -144,6 +175,21 @@ class SlowEngine:
             tuple(self.store.written[written_before:]),
             tuple(self.store.evicted[evicted_before:]),
         )
+
+    def _serve_over_prefix(self, prompt: Prompt) -> SlowResult:
+        """Nothing but the longest prefix that an earlier prompt had is loaded; what it was written with is not told."""
+        assert self.switches.capacity_bytes is None
+        reused, earlier = longest_prefix(self.switches.lookup, prompt.token_ids, self.kept)
+        cache = self._empty(len(prompt.token_ids))
+        for layer in range(len(self.model.layers) if earlier is not None else 0):
+            for position in range(reused):
+                cache.put(layer, position, earlier.keys[layer, :, position], earlier.values[layer, :, position])
+        logits = self.model.logits(self._extend(cache, prompt.token_ids, reused))
+        if self.switches.write_back != "none":
+            self.kept.append((prompt.token_ids, cache))
+        nothing = SlowSelection([], [], np.empty(0, np.float32))
+        unknown = (None,) * len(prompt.segments)
+        return SlowResult(logits, self._rotated(cache), cache.values, cache, nothing, reused, unknown, (), ())
 
     @torch.no_grad()
     def greedy(self, prompt: Prompt, result: SlowResult, max_tokens: int, end_ids: Iterable[int] = ()) -> list[int]:
@@ -172,6 +218,7 @@ class SlowEngine:
         write_back = self.switches.write_back
         usable: list[SlowEntry | None] = [None] * len(prompt.segments)
         missed, leading_run = False, True
+        self.whole = set()
         for index, segment in enumerate(prompt.segments):
             if self._is_gap(segment):
                 leading_run = False
@@ -185,17 +232,38 @@ class SlowEngine:
                 self.switches.mask == "bottom-right" or self.switches.gap == "zero"
             )
             stopped = self.switches.lookup == "stop-at-miss" and missed
-            if not stopped and (leading_run or not leading_only):
+            if write_back == "versions":
+                usable[index] = None if stopped else self._best_version(prompt, index)
+            elif not stopped and (leading_run or not leading_only):
                 usable[index] = self.store.find(key)
             if usable[index] is None:
                 missed, leading_run = True, False
         return usable
 
+    def _best_version(self, prompt: Prompt, index: int) -> SlowEntry | None:
+        now = [before.content_id for before in prompt.segments[:index] if before.kind not in GAP_KINDS]
+        ids, context = self._key(prompt, prompt.segments[index])
+        ranked = []
+        for key, entry in self.store.entries.items():
+            if key[0] == ids:
+                then = list(zip(entry.over, entry.tokens_over, strict=True))
+                score = overlap(weights_then(then, entry.attention and entry.attention.over), now)
+                ranked.append((score, entry.context == context, -entry.write_ordinal, key))
+        if not ranked:
+            return None
+        best = max(ranked)
+        if best[0] == 1:
+            self.whole.add(index)
+        return self.store.find(best[-1])
+
     def _computed_alone(self, prompt: Prompt, segment: PromptSegment, key: Key, writer: tuple[str, Part]) -> SlowEntry:
         ids = prompt.token_ids[segment.start : segment.end]
         cache = self._empty(len(ids))
         self._extend(cache, ids, 0)
-        entry = SlowEntry(ids, cache.keys, cache.values, 0, *writer, (), (), segment.content_id)
+        alone = SlowAttention([0.0] * len(ids), {}, float(len(ids)))
+        entry = SlowEntry(
+            ids, cache.keys, cache.values, 0, *writer, (), (), segment.content_id, (), alone, (), cache.places
+        )
         self.store.write(key, entry)
         return entry
 
@@ -213,21 +281,43 @@ class SlowEngine:
         end: int,
         cache: Mixed,
         policy: Policy,
-    ) -> tuple[torch.Tensor, SlowSelection]:
-        """Steps 3 to 6 over [0, end): fills the cache there and returns the hidden state of the last row."""
+        sighted: list[Hidden],
+    ) -> tuple[Mixed, torch.Tensor | None, SlowSelection]:
+        """Steps 3 to 6 over [0, end): the filled cache, the hidden state of its last row, the selection."""
         loaded, zeroed = self._load(prompt, usable, end, cache)
-        hidden = self._fresh_layers(prompt, end, cache, zeroed)
-        selection = self._select(request_id, prompt, usable, end, cache, hidden, (loaded, zeroed), policy)
-        fresh = set(range(end)) - loaded - zeroed
-        last = {end - 1} if end == len(prompt.token_ids) else set()
-        rows = sorted(fresh | set(selection.selected) | last)
-        for layer in range(self.switches.check_layer, len(self.model.layers)):
-            for row in rows:
-                cache.put(layer, row, *self.model.key_and_value(layer, hidden[row]))
-            for j, row in enumerate(rows):
-                newest = row if self.switches.mask == "exact" else end - len(rows) + j
-                hidden[row] = self.model.block(layer, hidden[row], row, cache, range(newest + 1))
-        return hidden[rows[-1]] if rows else torch.empty(0), selection
+        start = 0 if policy.start == "first-layer" else self.switches.check_layer
+        attentions = [entry and entry.attention for entry in usable]
+        run = SlowPass(self.model, self.switches, prompt, end, loaded, zeroed, cache, attentions, start, sighted)
+        segments = [self._view(prompt, index, entry) for index, entry in enumerate(usable)]
+        positions = np.array(run.reusable, dtype=np.int64)
+        k = policy.budget(BudgetContext(len(positions), self.ratio, segments, positions))
+        layers = len(self.model.layers) - start
+        rng = np.random.default_rng([self.seed, *request_id.encode()])
+
+        def choose(signals: SlowSignals, count: int) -> list[int]:
+            context = SelectionContext(
+                policy=policy.name,
+                request_id=request_id,
+                layer=signals.layer,
+                layers=len(self.model.layers),
+                k=count,
+                positions=np.array(signals.left, dtype=np.int64),
+                token_ids=np.array(prompt.token_ids),
+                segments=segments,
+                rng=rng,
+                needs=policy.needs,
+                signals=signals,
+            )
+            return checked_selection(policy, context).tolist()
+
+        selections = run.run((policy.schedule(k, len(positions), layers) if k else None) or [k] * layers, choose)
+        recomputed = sum(map(len, selections)) / layers
+        selection = SlowSelection(run.reusable, selections[-1], run.recorded_deviation(), start, recomputed)
+        return run.cache, run.last, selection
+
+    def _view(self, prompt: Prompt, index: int, entry: SlowEntry | None) -> SegmentView:
+        segment = prompt.segments[index]
+        return SegmentView(segment.kind, segment.content_id, segment.start, segment.end, entry is not None)
 
     def _load(
         self, prompt: Prompt, usable: Sequence[SlowEntry | None], end: int, cache: Mixed
@@ -240,7 +330,9 @@ class SlowEngine:
                     loaded.add(position)
                     offset = position - segment.start
                     for layer in range(len(self.model.layers)):
-                        cache.put(layer, position, entry.keys[layer, :, offset], entry.values[layer, :, offset])
+                        key, value = entry.keys[layer, :, offset], entry.values[layer, :, offset]
+                        stays = self.switches.keys == "unmoved" and entry.places is not None
+                        cache.put(layer, position, key, value, int(entry.places[layer, offset]) if stays else None)
                 elif (
                     self.switches.gap == "zero"
                     and self._is_gap(segment)
@@ -249,82 +341,19 @@ class SlowEngine:
                     zeroed.add(position)
         return loaded, zeroed
 
-    def _fresh_layers(self, prompt: Prompt, end: int, cache: Mixed, zeroed: set[int]) -> list[torch.Tensor]:
-        """Step 4: hidden states of [0, end) at the check layer; the cache gets the fresh layers below it."""
-        hidden = [self.model.embed(token_id) for token_id in prompt.token_ids[:end]]
-        fresh = self._empty(end)
-        for layer in range(self.switches.check_layer):
-            for position in range(end):
-                fresh.put(layer, position, *self.model.key_and_value(layer, hidden[position]))
-            hidden = [
-                self.model.block(layer, hidden[position], position, fresh, range(position + 1))
-                for position in range(end)
-            ]
-            for position in set(range(end)) - zeroed:
-                cache.put(layer, position, fresh.keys[layer, :, position], fresh.values[layer, :, position])
-        return hidden
-
-    def _select(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        usable: Sequence[SlowEntry | None],
-        end: int,
-        cache: Mixed,
-        hidden: Sequence[torch.Tensor],
-        reused: tuple[set[int], set[int]],
-        policy: Policy,
-    ) -> SlowSelection:
-        """Step 5, at the check layer."""
-        loaded, zeroed = reused
-        domain = zeroed if self.switches.write_back == "versioned" else loaded | zeroed
-        reusable = sorted(domain - {len(prompt.token_ids) - 1})
-        layer = self.switches.check_layer
-        differences: dict[str, list[torch.Tensor]] = {"key": [], "value": []}
-        for position in reusable:
-            key, value = self.model.key_and_value(layer, hidden[position])
-            differences["key"].append(
-                self.model.rotate(key[:, None], [position])
-                - self.model.rotate(cache.keys[layer][:, [position]], [position])
-            )
-            differences["value"].append(value - cache.values[layer, :, position])
-        distances = {
-            name: np.array([float(difference.pow(2).sum()) for difference in each], dtype=np.float32)
-            for name, each in differences.items()
-        }
-        segments = [
-            SegmentView(s.kind, s.content_id, s.start, s.end, entry is not None)
-            for s, entry in zip(prompt.segments, usable, strict=True)
-        ]
-        positions = np.array(reusable, dtype=np.int64)
-        context = SelectionContext(
-            policy=policy.name,
-            request_id=request_id,
-            layer=layer,
-            layers=len(self.model.layers),
-            k=policy.budget(BudgetContext(len(reusable), self.ratio, segments, positions)),
-            positions=positions,
-            token_ids=np.array(prompt.token_ids),
-            segments=segments,
-            rng=np.random.default_rng([self.seed, *request_id.encode()]),
-            needs=policy.needs,
-            signals=FixedSignals(distances[self.switches.deviation]),
-        )
-        selected = checked_selection(policy, context).tolist()
-        return SlowSelection(reusable, selected, distances[self.switches.deviation])
-
-    def _extend(self, cache: Mixed, token_ids: Sequence[int], start: int) -> torch.Tensor:
+    def _extend(
+        self, cache: Mixed, token_ids: Sequence[int], start: int, sighted: list[Hidden] | None = None
+    ) -> torch.Tensor:
         """Tokens [start, n) with an exact mask over the cache before them (steps 2, 7, 8); the last hidden state."""
-        hidden = {position: self.model.embed(token_ids[position]) for position in range(start, len(token_ids))}
-        for layer in range(len(self.model.layers)):
-            for position in hidden:
-                cache.put(layer, position, *self.model.key_and_value(layer, hidden[position]))
-            for position in hidden:
-                hidden[position] = self.model.block(layer, hidden[position], position, cache, range(position + 1))
-        return hidden[len(token_ids) - 1]
+        return extend(self.model, cache, token_ids, start, sighted)
 
     def _write_back(
-        self, prompt: Prompt, writer: tuple[str, Part], cache: Mixed, usable: Sequence[SlowEntry | None]
+        self,
+        prompt: Prompt,
+        writer: tuple[str, Part],
+        cache: Mixed,
+        usable: Sequence[SlowEntry | None],
+        saving: Hidden | None,
     ) -> None:
         """Step 9. A chunk counts as not in the store when it is not there at its turn: a write before may evict it."""
         if self.switches.write_back in ("isolated", "none"):
@@ -333,13 +362,22 @@ class SlowEngine:
             key = self._key(prompt, segment)
             if self._is_gap(segment):
                 continue
+            if index in self.whole:
+                continue
             if self.switches.write_back == "last-writer" or key not in self.store.entries:
-                self.store.write(key, self._entry(prompt, index, writer, cache, usable))
+                self.store.write(key, self._entry(prompt, index, writer, cache, usable, saving))
 
     def _entry(
-        self, prompt: Prompt, index: int, writer: tuple[str, Part], cache: Mixed, usable: Sequence[SlowEntry | None]
+        self,
+        prompt: Prompt,
+        index: int,
+        writer: tuple[str, Part],
+        cache: Mixed,
+        usable: Sequence[SlowEntry | None],
+        saving: Hidden | None,
     ) -> SlowEntry:
-        segment = prompt.segments[index]
+        segment, loaded = prompt.segments[index], usable[index]
+        saved = None if saving is None else self._looked_at(prompt, index, cache, saving)
         return SlowEntry(
             prompt.token_ids[segment.start : segment.end],
             cache.keys[:, :, segment.start : segment.end].clone(),
@@ -349,10 +387,31 @@ class SlowEngine:
             prompt.token_ids[: segment.start],
             tuple(before for before in usable[:index] if before is not None),
             segment.content_id,
+            tuple(before.content_id for before in prompt.segments[:index] if before.kind not in GAP_KINDS),
+            saved or (loaded.attention if loaded else None),
+            tuple(before.end - before.start for before in prompt.segments[:index] if before.kind not in GAP_KINDS),
+            cache.places[:, segment.start : segment.end].clone(),
         )
 
+    def _looked_at(self, prompt: Prompt, index: int, cache: Mixed, hidden: Hidden) -> SlowAttention | None:
+        """The chunk's attention at the check layer, each token over those up to itself; None where one of its tokens
+        was not computed there."""
+        segment, layer = prompt.segments[index], self.switches.check_layer
+        outside, inside, over = [], 0.0, {before.content_id: 0.0 for before in prompt.segments[:index]}
+        for position in range(segment.start, segment.end):
+            if position not in hidden:
+                return None
+            heads = self.model.attention(layer, hidden[position], position, cache, range(position + 1))
+            weights = heads.mean(0).tolist()
+            outside.append(sum(weights[: segment.start]))
+            inside += sum(weights[segment.start :])
+            for before in prompt.segments[:index]:
+                over[before.content_id] += sum(weights[before.start : before.end])
+        return SlowAttention(outside, over, inside)
+
     def _key(self, prompt: Prompt, segment: PromptSegment) -> Key:
-        context = prompt.token_ids[: segment.start] if self.switches.write_back == "versioned" else None
+        by_context = self.switches.write_back in ("versioned", "versions")
+        context = prompt.token_ids[: segment.start] if by_context else None
         return prompt.token_ids[segment.start : segment.end], context
 
     def _is_gap(self, segment: PromptSegment) -> bool:
@@ -362,7 +421,8 @@ class SlowEngine:
         return Mixed.zeros(len(self.model.layers), self.model.kv_heads, tokens, self.model.head_dim)
 
     def _rotated(self, cache: Mixed) -> torch.Tensor:
-        return torch.stack([self.model.rotate(keys, range(keys.shape[1])) for keys in cache.keys])
+        tokens = range(cache.keys.shape[2])
+        return torch.stack([self.model.turned(cache, layer, tokens) for layer in range(len(cache.keys))])
 
 
 def _last_usable_end(prompt: Prompt, usable: Sequence[SlowEntry | None]) -> int:

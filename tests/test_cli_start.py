@@ -52,12 +52,12 @@ def parsed(command):
         if hasattr(node, "commands"):
             for name, below in node.commands.items():
                 watch((*words, name), below)
-        else:
+        if getattr(node, "invoke_without_command", True):
             node.callback = lambda **options: ran.append(words)
 
     watch((), group)
     group.main(command[1:], prog_name="kvaudit", standalone_mode=False)
-    return ran[0]
+    return ran[-1]
 
 
 def processor_seconds():

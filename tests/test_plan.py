@@ -87,6 +87,14 @@ def test_the_data_of_a_plan_holds_every_setting():
     assert data["policy_sources"] == {"none": bound, "all": bound}
 
 
+def test_parameters_make_policies_of_their_own():
+    made = plan(policies=("token-runs:m=8", "token-runs", "token-runs:m=08"))
+    assert made.policies == ("token-runs:m=8", "token-runs")
+    assert len(made.arms) == 2 + 2 * 5
+    assert {arm.policy for arm in made.arms} == {"full-prefill", "token-runs:m=8", "token-runs"}
+    assert made.spec("token-runs:m=8").make().m == 8
+
+
 def written(path, source):
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -8,7 +8,9 @@ from kvaudit.engines import Capabilities
 from kvaudit.engines.scripted import open_engine
 from kvaudit.errors import EngineError, PolicyError, RunError, UsageError
 from kvaudit.policies.bounds import RecomputeAll
+from kvaudit.policies.controls import TokenRuns
 from kvaudit.records import CacheState, Reference
+from kvaudit.replay import Silent
 from kvaudit.store import open_run
 
 TRACE = rolling_trace(4, window=3)
@@ -229,9 +231,34 @@ def test_a_policy_that_cannot_be_made_is_named(tmp_path, monkeypatch):
         raise ValueError("no table of weights")
 
     monkeypatch.setattr(RecomputeAll, "__init__", broken)
-    with pytest.raises(PolicyError, match=r"policy 'all' cannot be made: ValueError: no table of weights"):
+    with pytest.raises(UsageError, match=r"policy 'all' cannot be made: ValueError: no table of weights"):
         run_scripted(tmp_path / "run", TRACE, policies=("all",))
-    assert sum(arm.finished for arm in open_run(tmp_path / "run").arms()) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_that_cannot_be_made_for_a_later_arm_is_named_and_finished_arms_stay(tmp_path, monkeypatch):
+    def broken(self):
+        raise ValueError("no table of weights")
+
+    class Breaking(Silent):
+        def arm(self, arm_id, number, arms):
+            if arm_id == "all.reversed":
+                monkeypatch.setattr(RecomputeAll, "__init__", broken)
+
+    with pytest.raises(PolicyError, match=r"policy 'all' cannot be made: ValueError: no table of weights"):
+        run_scripted(tmp_path / "run", TRACE, policies=("all",), progress=Breaking())
+    assert sum(arm.finished for arm in open_run(tmp_path / "run").arms()) == 3
+
+
+def test_every_arm_has_a_new_policy_made_from_the_same_parameters(tmp_path, monkeypatch):
+    asked = {}
+    select = TokenRuns.select
+    monkeypatch.setattr(
+        TokenRuns, "select", lambda self, context: (asked.setdefault(id(self), self), select(self, context))[1]
+    )
+    run = run_scripted(tmp_path / "run", TRACE, policies=("token-runs:m=2", "token-runs"), orders=2)
+    assert {arm.policy for arm in run.arms()} == {"full-prefill", "token-runs:m=2", "token-runs"}
+    assert [policy.m for policy in asked.values()] == [2] * 3 + [TokenRuns().m] * 3, "reset arms reuse nothing"
 
 
 def test_the_first_engine_is_gone_before_the_second_opens(tmp_path):
@@ -275,6 +302,13 @@ def test_an_engine_without_policies_is_refused(tmp_path):
 
     with pytest.raises(UsageError, match=r"engine 'scripted' takes no recomputation policy \(none, token-topk\)"):
         run_scripted(tmp_path / "run", TRACE, open_engine=lambda s: Server(s, []))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_that_needs_what_the_engine_does_not_give_is_refused(tmp_path):
+    message = r"^policy 'cacheclip' needs auxiliary-attention, which engine 'scripted' does not give \(leave the policy"
+    with pytest.raises(UsageError, match=message):
+        run_scripted(tmp_path / "run", TRACE, policies=("none", "cacheclip"))
     assert not (tmp_path / "run").exists()
 
 

@@ -133,16 +133,50 @@ def test_the_manifest_is_enough_to_run_it_again(finished):
     assert shuffle["order_seed"] == plan().orders[2].seed
 
 
+def test_the_manifest_says_where_policies_came_from_and_every_parameter(tmp_path):
+    made = plan(policies=("none", "token-runs:m=8"))
+    assert new_manifest(TRACE, made, 0.0)["policies"] == {
+        "none": {"target": "kvaudit.policies.bounds:ReuseAll", "parameters": {}},
+        "token-runs:m=8": {"target": "kvaudit.policies.controls:TokenRuns", "parameters": {"m": "8"}},
+    }
+
+
+def test_no_answer_depends_on_where_a_policys_file_lies():
+    moved = replace(plan(), specs=tuple(replace(spec, target="elsewhere.py:Class") for spec in plan().specs))
+    assert settings_digest(TRACE.digest, moved) == settings_digest(TRACE.digest, plan())
+
+
+def test_a_folder_of_a_version_that_kept_no_origins_of_policies_is_read(run):
+    held = orjson.loads((run.path / "manifest.json").read_bytes())
+    del held["policies"]
+    (run.path / "manifest.json").write_bytes(orjson.dumps(held))
+    assert "policies" not in open_run(run.path).manifest
+    with opened(run.path) as folder:
+        assert len(folder.finished) == len(plan().arms)
+
+
+def test_a_policy_with_parameters_has_files_that_are_found_again(tmp_path):
+    run = run_scripted(tmp_path / "run", TRACE, policies=("token-runs:m=8",))
+    assert (run.path / "observations/token-runs%3Am%3D8.reversed.parquet").is_file()
+    assert set(run.table("observations")["policy"].to_pylist()) == {"full-prefill", "token-runs:m=8"}
+    run_scripted(tmp_path / "run", TRACE, policies=("all",), force=True)
+    assert not list((run.path / "observations").glob("token-runs*"))
+
+
 def test_other_settings_and_other_traces_have_other_digests():
     digests = {
         settings_digest(TRACE.digest, plan()),
         settings_digest("other", plan()),
         settings_digest(TRACE.digest, plan(policies=("none",))),
+        settings_digest(TRACE.digest, plan(policies=("none", "token-runs"))),
+        settings_digest(TRACE.digest, plan(policies=("none", "token-runs:m=8"))),
         settings_digest(TRACE.digest, plan(settings=scripted_settings("position"))),
         settings_digest(TRACE.digest, plan(settings=scripted_settings(capacity=1))),
-        settings_digest(TRACE.digest, replace(plan(), policy_sources={"none": "edited", "token-topk": None})),
+        settings_digest(
+            TRACE.digest, replace(plan(), specs=tuple(replace(spec, source="edited") for spec in plan().specs))
+        ),
     }
-    assert len(digests) == 6
+    assert len(digests) == 8
 
 
 def test_an_arm_name_that_is_no_file_name_is_quoted(tmp_path):

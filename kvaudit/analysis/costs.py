@@ -59,21 +59,36 @@ def cost_figures(grid: Grid) -> tuple[Figure, ...]:
 def _ttft(grid: Grid) -> Iterator[Figure]:
     if grid.reference is None:
         return
-    full = _warm_ttft(grid, grid.reference)
     for policy in (FULL_PREFILL, *grid.policies):
-        arms = (grid.reference,) if policy == FULL_PREFILL else grid.find(policy)
-        times = np.array([_warm_ttft(grid, arm) for arm in arms]).reshape(len(arms), len(full))
+        times = _times(grid, policy)
         known = times[~np.isnan(times)]
         if not len(known):
             continue
         control = "none"
         yield Figure("ttft_median", policy, control=control, value=float(np.median(known)), n=len(known))
         yield Figure("ttft_p95", policy, control=control, value=float(np.quantile(known, 0.95)), n=len(known))
-        ratios = full / np.where(times > 0, times, np.nan)
-        ratios = ratios[:, ~np.isnan(ratios).all(axis=0)]
-        if ratios.size:
-            ratios = np.nanmedian(ratios, axis=0)
+        ratios = speedups(grid, policy)
+        if len(ratios):
             yield Figure("ttft_speedup", policy, control=control, value=float(np.median(ratios)), n=len(ratios))
+
+
+def speedups(grid: Grid, policy: str) -> Floats:
+    """Full prefill's TTFT over the policy's, of every request the median over orders, warm-up left out: float64 [n].
+
+    Requests without a time on either side are left out.
+    """
+    if grid.reference is None:
+        return np.empty(0)
+    times = _times(grid, policy)
+    ratios = _warm_ttft(grid, grid.reference) / np.where(times > 0, times, np.nan)
+    ratios = ratios[:, ~np.isnan(ratios).all(axis=0)]
+    return np.nanmedian(ratios, axis=0) if ratios.size else np.empty(0)
+
+
+def _times(grid: Grid, policy: str) -> Floats:
+    """The policy's TTFT in every order, warm-up NaN: float64 [orders, R]."""
+    arms = (grid.reference,) if policy == FULL_PREFILL and grid.reference is not None else grid.find(policy)
+    return np.array([_warm_ttft(grid, arm) for arm in arms]).reshape(len(arms), len(grid.request_ids))
 
 
 def _warm_ttft(grid: Grid, arm: int) -> Floats:

@@ -107,6 +107,18 @@ def mean_intervals(values: Floats, block: int, bounds: tuple[float, float], seed
     return estimates
 
 
+def median_interval(values: Floats) -> Estimate | None:
+    """The median with its exact interval by order statistics (Conover 1999, 3.2); None without values, no interval
+    where there are too few values for one."""
+    if not len(values):
+        return None
+    from scipy.stats import quantile_test
+
+    found = quantile_test(values, q=float(np.median(values)), p=0.5).confidence_interval(1 - ALPHA)
+    low, high = (float(bound) if np.isfinite(bound) else None for bound in (found.low, found.high))
+    return Estimate(float(np.median(values)), low, high, len(values), "order statistics (binomial)")
+
+
 def fleiss_kappa(codes: Integers) -> float | None:
     """Fleiss' kappa (1971) of [requests, raters]: equal codes are equal categories. None where all are the same one.
 

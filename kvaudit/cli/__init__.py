@@ -91,7 +91,7 @@ app.command("replay", epilog=replay.EXAMPLES, short_help="Replay a trace in seve
 )
 app.command("report", short_help="Print what a replay found.")(report.report)
 app.command("compare", short_help="Show what changed from one run to another.")(compare.compare)
-app.command("policies", epilog=policies.EXAMPLES, short_help="List the recomputation policies.")(policies.policies)
+app.add_typer(policies.app, name="policies", short_help="List, write and check recomputation policies.")
 app.command("engines", epilog=engines.EXAMPLES, short_help="List the engines.")(engines.engines)
 app.command("schema", epilog=schema.EXAMPLES, short_help="Say what the tables of a run hold.")(schema.schema)
 

@@ -7,6 +7,7 @@ gate that is misspelt would never fail.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -55,13 +56,13 @@ def wanted_gates(file: Path | None, given: Mapping[str, Any], baseline: Path | N
 
 
 def non_inferiority(text: str) -> Any:
-    """`POLICY,THAN,MARGIN`, as `--non-inferior` takes it."""
+    """`POLICY,THAN,MARGIN`, as `--non-inferior` takes it; a policy's own parameters have commas between them too."""
     from kvaudit.analysis.gates import NonInferiority
 
-    policy, comma, rest = text.partition(",")
-    than, second, margin = rest.rpartition(",")
+    parts = re.split(r",(?![A-Za-z_]\w*=)", text)
     try:
-        if not (policy and comma and than and second):
+        policy, than, margin = parts
+        if not (policy and than):
             raise ValueError
         return NonInferiority(policy, than, float(margin))
     except ValueError as error:

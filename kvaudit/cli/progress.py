@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from kvaudit.errors import KvauditError
+
 if TYPE_CHECKING:
     import rich.progress
 
     from kvaudit.replay import Progress
+
+
+class ReplayInterruptedError(KvauditError):
+    """Stopped with Ctrl-C: 128 + SIGINT, as every shell expects."""
+
+    exit_code = 130
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvaudit.analysis.limits import MAX_NOISE
+from kvaudit.cli.progress import ReplayInterruptedError
 from kvaudit.cli.values import (
     default_run_folder,
     left_out_notes,
@@ -17,9 +18,10 @@ from kvaudit.cli.values import (
     report_command,
     size_in_bytes,
 )
-from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Lookup, Mask, Suffix, WriteBack
-from kvaudit.errors import KvauditError, UsageError
+from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Keys, Lookup, Mask, Suffix, WriteBack
+from kvaudit.errors import UsageError
 from kvaudit.records import DEFAULT_MAX_TOKENS
+from kvaudit.study.grid import AXES, Kind
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -31,7 +33,9 @@ EXAMPLES = """\b
 Examples:
   kvaudit replay trace.jsonl.gz
   kvaudit replay trace.jsonl --orders 5 --policy token-topk --policy none -o runs/nightly
+  kvaudit replay trace.jsonl --policy legolink:k=8 --policy ./my_policy.py:MyPolicy:spread=0.25
   kvaudit replay trace.jsonl --like ideal --gap zero --recompute-ratio 0.05
+  kvaudit replay trace.jsonl --study switches --policy token-topk -o studies/switches
   kvaudit replay trace.jsonl --model ./Qwen3-8B --device cuda --dtype bfloat16 --cache-capacity 20GiB
 
 \b
@@ -42,20 +46,16 @@ inconclusive; one that was interrupted with Ctrl-C exits with 130.
 _DEFAULTS = EngineSettings()
 
 
-class ReplayInterruptedError(KvauditError):
-    """Stopped with Ctrl-C: 128 + SIGINT, as every shell expects."""
-
-    exit_code = 130
-
-
 def replay(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The trace to replay, made by `kvaudit record`.")],
     orders: Annotated[int, typer.Option(help="Orders: chronological, reversed, then seeded shuffles.")] = 5,
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="A recomputation policy to audit; may be given again. [default: token-topk, document-aligned]",
+            metavar="POLICY",
+            help="A recomputation policy to audit: its name, pkg.module:Class or ./file.py:Class, with parameters as "
+            "NAME:k=8,m=2; may be given again. [default: token-topk, document-aligned]",
         ),
     ] = None,
     recompute_ratio: Annotated[
@@ -69,12 +69,21 @@ def replay(
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32, bfloat16 or float16.")] = _DEFAULTS.dtype,
     like: Annotated[
         str,
-        typer.Option(metavar="PRESET", help=f"Set the switches below as a real system does: {', '.join(PRESETS)}."),
+        typer.Option(
+            metavar="PRESET",
+            help=f"Set the switches below as a real system does: {', '.join(PRESETS)} (`kvaudit engines --presets`).",
+        ),
     ] = "lmcache",
     mask: Annotated[Mask | None, typer.Option(help="What recomputed rows may see.")] = None,
     gap: Annotated[Gap | None, typer.Option(help="What stands between chunks: separators and template glue.")] = None,
-    lookup: Annotated[Lookup | None, typer.Option(help="Whether hits after a missed chunk are used.")] = None,
+    lookup: Annotated[
+        Lookup | None,
+        typer.Option(help="Whether hits after a missed chunk are used, or nothing but exactly the same prefix."),
+    ] = None,
     write_back: Annotated[WriteBack | None, typer.Option(help="What is written to the cache after a request.")] = None,
+    keys: Annotated[
+        Keys | None, typer.Option(help="Whether cached keys are moved to where a chunk stands now.")
+    ] = None,
     suffix: Annotated[
         Suffix | None, typer.Option(help="Whether what follows the last hit is among the recomputed rows.")
     ] = None,
@@ -105,6 +114,10 @@ def replay(
     format_name: Annotated[
         str | None, typer.Option("--format", metavar="NAME", help="The trace's format, where it cannot be told.")
     ] = None,
+    study: Annotated[
+        Kind | None,
+        typer.Option(help="Run a grid of audits over what the study is of; options that are given keep their value."),
+    ] = None,
 ) -> None:
     """Replay a trace in several orders and under controls, and hold every answer against full prefill."""
     settings = EngineSettings(
@@ -118,6 +131,7 @@ def replay(
             gap=gap,
             lookup=lookup,
             write_back=write_back,
+            keys=keys,
             suffix=suffix,
             deviation=deviation,
             check_layer=check_layer,
@@ -141,6 +155,14 @@ def replay(
         recorded.requests, DEFAULT_MAX_TOKENS, "`kvaudit record import --max-tokens` sets another limit"
     ):
         typer.echo(note, err=True)
+    if study is not None:
+        from kvaudit.cli.study import replay_study
+
+        fixed = frozenset(axis for axis in AXES if _is_given(context, axis))
+        code = replay_study(
+            study, trace, recorded, engine, settings, policy or (), orders, fixed, max_noise, output, force
+        )
+        raise typer.Exit(code)
     plan = make_plan(len(recorded.requests), engine, settings, policy or (), orders)
     manifest = new_manifest(recorded, plan, max_noise)
     path = output or default_run_folder(trace, manifest["settings_digest"])
@@ -156,6 +178,11 @@ def replay(
     for line in (*headline(audit), f"Report: {report_command(path)}"):
         typer.echo(line)
     raise typer.Exit(audit.verdict.exit_code)
+
+
+def _is_given(context: typer.Context, option: str) -> bool:
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float) -> Audit:

@@ -88,6 +88,8 @@ def report(
     kvaudit.toml. --min-fidelity and --max-variation fail when the observed value breaks them (variation: and noise is
     ruled out), pass when its 95 % bound keeps them, and are inconclusive in between; the others are judged by the
     bounds of the paired 95 % interval alone.
+    Of a study (`kvaudit replay --study`), as terminal, json or csv: its frontier, its cells and what its switches
+    explain. Limits are for its cells, each a run of its own.
     Exit code: 0 pass, or no limits and a conclusive audit; 1 a limit failed; 2 a bad run or wrong usage; 4
     inconclusive.
 
@@ -99,7 +101,25 @@ def report(
       kvaudit report runs/prices --non-inferior document-aligned,token-topk,0.02
       kvaudit report runs/prices --baseline runs/last-week --max-fidelity-drop 0.01 --step-summary
       kvaudit report runs/prices --format parquet -o prices-audit
+      kvaudit report studies/switches -o switches.json
     """
+    from kvaudit.study.folder import is_study
+
+    if is_study(run):
+        from kvaudit.cli.study import report_study
+
+        limits = {
+            "--min-fidelity": min_fidelity is not None,
+            "--max-variation": max_variation is not None,
+            "--max-fidelity-drop": max_fidelity_drop is not None,
+            "--max-variation-rise": max_variation_rise is not None,
+            "--non-inferior": bool(non_inferior),
+            "--baseline": baseline is not None,
+            "--policy": bool(policy),
+            "--gates": gates is not None,
+            "--step-summary": step_summary,
+        }
+        raise typer.Exit(report_study(run, report_format or (), output or (), limits, exit_zero))
     wanted = wanted_gates(
         gates,
         {

@@ -48,13 +48,17 @@ def preset_with(name: str, **switches: str | int | None) -> Switches:
     return replace(PRESETS[name], **given)  # type: ignore[arg-type]
 
 
-def default_run_folder(trace: Path, settings_digest: str) -> Path:
-    """The same for the same trace and settings, so that the same command goes on where it stopped."""
+def default_run_folder(trace: Path, digest: str, study: str | None = None) -> Path:
+    """The same for the same trace and settings, so that the same command goes on where it stopped.
+
+    `digest` is that of the settings, or of a study of the kind `study`.
+    """
     name = Path(trace.name)
     while name.suffix in _TRACE_SUFFIXES:
         name = name.with_suffix("")
     readable = re.sub(r"[^\w.-]+", "-", str(name)).strip("-.") or "trace"
-    return Path("runs") / f"{readable}-{settings_digest[:8]}"
+    kind = "" if study is None else f"{study}-"
+    return Path("runs") / f"{readable}-{kind}{digest[:8]}"
 
 
 def no_limit_note(requests: Iterable[Request], max_tokens: int, remedy: str) -> str | None:

@@ -8,17 +8,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvaudit.errors import UsageError
 from kvaudit.records import CacheState, Part, Prompt, Reference, Sampling, Served
 
 if TYPE_CHECKING:
-    from kvaudit.policies import Policy
+    from kvaudit.policies import Need, Policy
 
 Mask = Literal["exact", "bottom-right"]
 Gap = Literal["recompute", "zero", "store"]
-Lookup = Literal["any", "stop-at-miss"]
-WriteBack = Literal["first-writer", "last-writer", "isolated", "versioned", "none"]
+Lookup = Literal["any", "stop-at-miss", "vllm-prefix", "sglang-prefix"]
+WriteBack = Literal["first-writer", "last-writer", "isolated", "versioned", "versions", "none"]
 Suffix = Literal["after", "with-rows"]
 Deviation = Literal["key", "value"]
+Keys = Literal["moved", "unmoved"]
+
+PREFIX_LOOKUPS: frozenset[Lookup] = frozenset({"vllm-prefix", "sglang-prefix"})
+"""Lookups that reuse nothing but the KV of exactly the same prefix: no token is left to a policy (N = 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,14 @@ class Switches:
     `suffix`: `after` blends only up to the end of the last usable hit and computes what follows over the mixed
     cache with an exact mask (LMCache in vLLM); `with-rows` puts the suffix among the recomputed rows.
     `deviation`: whether keys or values rank tokens.
+    `keys`: `moved` turns cached keys to where a chunk stands now; `unmoved` loads them as they were turned where it
+    was written, which is wrong on purpose (a negative control).
+    `write_back`: `versions` keeps a chunk once for each context in which it was computed, up to a limit, and loads the
+    version whose context overlaps most with the present one (Cache-Craft); `versioned` loads an entry in the very
+    context that wrote it and in no other.
+    `lookup`: `vllm-prefix` (chained blocks) and `sglang-prefix` (radix tree) are exact prefix caches, the
+    history-free controls. There `write_back` is `first-writer` or `none`, and suffix, deviation and check layer say
+    nothing.
     """
 
     mask: Mask = "bottom-right"
@@ -38,6 +51,7 @@ class Switches:
     deviation: Deviation = "key"
     check_layer: int = 1
     capacity_bytes: int | None = None
+    keys: Keys = "moved"
 
 
 PRESETS: Mapping[str, Switches] = {
@@ -45,7 +59,49 @@ PRESETS: Mapping[str, Switches] = {
     "cacheblend": Switches("bottom-right", "recompute", "any", "isolated", "with-rows", "value"),
     "epic": Switches("exact", "recompute", "any", "isolated", "with-rows"),
     "ideal": Switches("exact", "recompute", "any", "first-writer", "with-rows"),
+    "block-attention": Switches("exact", "recompute", "any", "isolated", "with-rows"),
+    "cache-craft": Switches("exact", "recompute", "any", "versions", "with-rows"),
+    "unmoved": Switches("exact", "recompute", "any", "first-writer", "with-rows", keys="unmoved"),
+    "vllm": Switches("exact", "recompute", "vllm-prefix", "first-writer", "with-rows"),
+    "sglang": Switches("exact", "recompute", "sglang-prefix", "first-writer", "with-rows"),
 }
+
+PRESET_NOTES: Mapping[str, str] = {
+    "lmcache": "LMCache's in-process CacheBlend in vLLM, what people deploy (the default)",
+    "cacheblend": "CacheBlend's own repository",
+    "epic": "EPIC's fork of vLLM; with --policy legolink the published method",
+    "ideal": "what an engine could do: nothing wrong but the context in which chunks were computed",
+    "block-attention": "Block-Attention, TurboRAG, KVLink, MiniPIC with --policy none: their caches and masks, without "
+    "their fine-tuned weights (EPIC's switches)",
+    "cache-craft": "Cache-Craft (a port): several versions of a chunk, the one with the best context overlap is used",
+    "unmoved": "naive reuse whose keys stay turned for where they were written: a negative control",
+    "vllm": "vLLM's prefix cache: chained blocks of 16 tokens; exact, history-free",
+    "sglang": "SGLang's radix tree: the longest common prefix; exact, history-free",
+}
+"""Whose switches a preset sets, for people."""
+
+
+_WITH_PREFIXES: Mapping[str, tuple[str, ...]] = {
+    "mask": ("exact",),
+    "gap": ("recompute",),
+    "write_back": ("first-writer", "none"),
+    "keys": ("moved",),
+}
+"""What these switches may be where nothing is reused but prefixes: an exact computation, whatever else is asked for."""
+
+
+def check_switches(switches: Switches) -> None:
+    """Raise UsageError, naming the switches, for a combination that says nothing."""
+    if switches.lookup not in PREFIX_LOOKUPS:
+        return
+    wrong = [name for name, allowed in _WITH_PREFIXES.items() if getattr(switches, name) not in allowed]
+    if wrong:
+        told = ", ".join(f"{name.replace('_', '-')} {getattr(switches, name)!r}" for name in wrong)
+        options = " ".join(f"--{name.replace('_', '-')} {_WITH_PREFIXES[name][0]}" for name in wrong)
+        raise UsageError(
+            f"lookup {switches.lookup!r} reuses exact prefixes and computes exactly: {told} says nothing there",
+            f"take --like {switches.lookup.partition('-')[0]}, or {options}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +121,13 @@ class EngineSettings:
 class Capabilities:
     """What an engine can do. `max_prompt_tokens` counts prompt and answer; token ids lie in [0, vocabulary_size).
 
-    Both are None where the engine cannot say.
+    Both are None where the engine cannot say. `signals` are those that it can give to policies, None for all.
     """
 
     policies: bool
     max_prompt_tokens: int | None
     vocabulary_size: int | None = None
+    signals: frozenset[Need] | None = None
 
 
 class Tokenizer(Protocol):
@@ -115,8 +172,8 @@ class Engine(Protocol):
     ) -> Served:
         """Serve one prompt and write back. Without a policy: full prefill, the cache neither read nor written.
 
-        With max_tokens 0 (a prelude) nothing is decoded. With `reference`, the answer is held against it; without a
-        policy and without a reference, `Served.reference` is filled.
+        With max_tokens 0 (a prelude) nothing is decoded, and no selection need be told. With `reference`, the answer
+        is held against it; without a policy and without a reference, `Served.reference` is filled.
         """
         ...
 

@@ -25,6 +25,7 @@ from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies import (
     BudgetContext,
     Floats,
+    Need,
     Policy,
     Positions,
     SegmentView,
@@ -66,6 +67,7 @@ _OPTIONS = frozenset({"fault", "only-policy", "at", "delay-ms", "context", "figu
 _BOS = 256
 _BYTES_A_TOKEN = 1024
 _LAYER = 1
+_SIGNALS: frozenset[Need] = frozenset({"deviation", "key-deviation", "value-deviation", "query-attention"})
 
 
 class ByteTokenizer:
@@ -115,7 +117,7 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(policies=True, max_prompt_tokens=self._context, vocabulary_size=_BOS + 1)
+        return Capabilities(policies=True, max_prompt_tokens=self._context, vocabulary_size=_BOS + 1, signals=_SIGNALS)
 
     @property
     def tokenizer(self) -> ByteTokenizer:

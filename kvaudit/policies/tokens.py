@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from kvaudit.policies import Policy, Positions, SelectionContext
+from kvaudit.policies.ranking import top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +19,4 @@ class TokenTopK(Policy):
     name: ClassVar[str] = "token-topk"
 
     def select(self, context: SelectionContext) -> Positions:
-        if not context.k:
-            return context.positions[:0]
-        deviation = np.where(np.isnan(context.deviation), -np.inf, context.deviation)
-        smallest_chosen = np.partition(deviation, -context.k)[-context.k]
-        above = np.flatnonzero(deviation > smallest_chosen)
-        level = np.flatnonzero(deviation == smallest_chosen)[: context.k - len(above)]
-        return context.positions[np.concatenate((above, level))]
+        return context.positions[top_k(context.deviation, context.k)]

@@ -24,10 +24,10 @@ def render(audit: Audit, out: TextIO) -> None:
     rows.writerow(table.column_names)
     for batch in table.to_batches():
         columns = (batch.column(name).to_pylist() for name in batch.schema.names)
-        rows.writerows(map(_cell, row) for row in zip(*columns, strict=True))
+        rows.writerows(map(harmless_cell, row) for row in zip(*columns, strict=True))
 
 
-def _cell(value: str | float | None) -> str | float | None:
+def harmless_cell(value: str | float | None) -> str | float | None:
     return _harmless(value) if isinstance(value, str) else value
 
 

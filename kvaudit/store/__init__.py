@@ -13,8 +13,8 @@ Every file is written under a temporary name, synced and renamed. Every Parquet 
 the digests of trace and settings, so that no part is ever read as another run's.
 """
 
-from kvaudit.store.folder import RunFolder, open_folder
+from kvaudit.store.folder import RunFolder, open_folder, remove_run
 from kvaudit.store.manifest import new_manifest
 from kvaudit.store.reading import PlannedArm, Run, open_run
 
-__all__ = ["PlannedArm", "Run", "RunFolder", "new_manifest", "open_folder", "open_run"]
+__all__ = ["PlannedArm", "Run", "RunFolder", "new_manifest", "open_folder", "open_run", "remove_run"]

@@ -56,18 +56,32 @@ class RunFolder:
                 f"{self.path} was begun with another engine: {_changes(changed, began_with, facts)}",
                 f"make that as it was, {_ELSEWHERE}, or --force to replace it",
             )
-        with _system_refusals(self.path):
-            if self._replaced is not None:
-                _remove_files(self.path, self._replaced)
-            if self._resumed:
-                self._remove_marks()
+        self._make_ready()
         self.manifest |= {"engine": facts, "status": UNFINISHED, "finished": None}
         self._write_manifest()
 
+    def adopt(self, source: Run, arm_ids: Iterable[str]) -> None:
+        """Take over finished arms of another run of the same trace, in which they came out as they would here.
+
+        They count as finished. The manifest's `shared` says where each was measured: a copy is no second measurement.
+        """
+        missing = [arm_id for arm_id in arm_ids if arm_id not in self.finished]
+        if not missing:
+            return
+        self._make_ready()
+        origin = {"settings_digest": source.manifest["settings_digest"], "folder": source.path.name}
+        self.manifest["shared"] = self.manifest.get("shared", {}) | dict.fromkeys(missing, origin)
+        self._write_manifest()
+        for arm_id in missing:
+            with self._parts(arm_id) as parts:
+                for table in (*(("references",) if arm_id == _REFERENCE_ARM else ()), *ARM_TABLES):
+                    for batch in source.part(table, arm_id).to_batches():
+                        parts.add(table, batch.to_pylist())
+            self.finished |= {arm_id}
+
     def arm(self, arm: Arm) -> PartFiles:
         """The arm's tables; with full prefill also the references that later arms are held against."""
-        beside = {"references": table_path(self.path, "references")} if arm.arm_id == _REFERENCE_ARM else {}
-        return PartFiles(self.path, arm.arm_id, self.run.stamp, beside)
+        return self._parts(arm.arm_id)
 
     def references(self) -> References:
         return References(self.run)
@@ -96,6 +110,19 @@ class RunFolder:
         knowing of it."""
         for file in (self.path / MANIFEST, *_files(self.path, self.manifest)):
             file.with_name(file.name + TEMPORARY).unlink(missing_ok=True)
+
+    def _parts(self, arm_id: str) -> PartFiles:
+        beside = {"references": table_path(self.path, "references")} if arm_id == _REFERENCE_ARM else {}
+        return PartFiles(self.path, arm_id, self.run.stamp, beside)
+
+    def _make_ready(self) -> None:
+        """Take away, once, what a replaced run or a cut-off arm left."""
+        with _system_refusals(self.path):
+            if self._replaced is not None:
+                _remove_files(self.path, self._replaced)
+                self._replaced = None
+            if self._resumed:
+                self._remove_marks()
 
     def _write_manifest(self) -> None:
         write_bytes(self.path / MANIFEST, manifest_bytes(self.manifest))
@@ -187,6 +214,16 @@ def _check_replaceable(path: Path) -> None:
         raise RunError(f"{path} is not empty and holds no audit", _ELSEWHERE)
     if MANIFEST in names:
         read_manifest(path)
+
+
+def remove_run(path: Path) -> None:
+    """Take away all that a run wrote into a folder, and the folder where nothing else is in it."""
+    with _system_refusals(path):
+        _remove_files(path, read_manifest(path))
+        for name in (MANIFEST, LOCK):
+            (path / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _remove_files(path: Path, manifest: Manifest) -> None:

@@ -51,6 +51,14 @@ def _arms(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
+def _policies(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Where each policy came from and every parameter that it was made with, defaults too.
+
+    Outside the digest: no answer depends on where a file lies, and names and source digests tell the rest.
+    """
+    return {spec.name: {"target": _shown(spec.target), "parameters": spec.values()} for spec in plan.specs}
+
+
 def _shown(path: str) -> str:
     """A path as text that JSON can hold, also where the file system's name is not UTF-8."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -68,6 +76,7 @@ def new_manifest(trace: Trace, plan: Plan, max_noise: float) -> Manifest:
         "settings_digest": settings_digest(trace.digest, plan),
         "trace": {"digest": trace.digest, "source": _shown(trace.source), "requests": len(trace.requests)},
         "settings": {**plan.as_data(), "max_noise": max_noise},
+        "policies": _policies(plan),
         "arms": _arms(plan),
         "engine": None,
         "host": _host(),

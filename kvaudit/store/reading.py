@@ -61,6 +61,11 @@ class Run:
         for path in paths:
             yield path.relative_to(self.path).as_posix(), self._read(name, path)
 
+    def part(self, name: str, arm_id: str) -> pa.Table:
+        """One finished arm's part of a table; all of a table that has no parts."""
+        path = part_path(self.path, name, arm_id) if name in ARM_TABLES else table_path(self.path, name)
+        return self._read(name, path)
+
     def check(self) -> None:
         """Hold every file of the run against the manifest, by its footer, also those that nobody asked for yet.
 

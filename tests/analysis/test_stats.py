@@ -337,3 +337,15 @@ def test_the_lower_bound_of_a_paired_difference_is_above_the_truth_at_most_as_of
     for discordance in (0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0):
         worst = max(misses(n, bound, discordance, lean) for lean in np.linspace(0, 1, 21))
         assert worst <= (0.025 if discordance <= 0.5 else 0.035), discordance
+
+
+def test_the_interval_of_a_median_is_that_of_order_statistics():
+    """The k-th smallest and largest of n values, k the largest with P(Binomial(n, 1/2) < k) at most 2.5 %."""
+    for n in (6, 15, 40):
+        values = np.random.default_rng(n).normal(size=n)
+        k = max(k for k in range(1, n) if binom.cdf(k - 1, n, 0.5) <= 0.025)
+        found = stats.median_interval(values)
+        ordered = np.sort(values)
+        assert (found.low, found.high, found.value) == (ordered[k - 1], ordered[-k], np.median(values))
+    assert stats.median_interval(np.arange(3.0)).low is None
+    assert stats.median_interval(np.empty(0)) is None

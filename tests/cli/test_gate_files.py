@@ -217,6 +217,7 @@ def test_policies_without_a_limit_are_refused(given):
 
 def test_non_inferiority_on_the_command_line():
     assert non_inferiority("legolink:k=8,token-topk,0.02") == NonInferiority("legolink:k=8", "token-topk", 0.02)
+    assert non_inferiority("a:k=8,m=2,b:k=1,m=0,0.02") == NonInferiority("a:k=8,m=2", "b:k=1,m=0", 0.02)
     assert non_inferiority("a,b,0") == NonInferiority("a", "b", 0.0)
 
 

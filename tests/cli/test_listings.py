@@ -1,9 +1,11 @@
 import sys
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from kvaudit import cli, plugins
+from kvaudit.policies import Policy
 
 
 @pytest.fixture
@@ -36,8 +38,35 @@ def test_each_plugin_has_a_line_with_what_it_does_and_needs(lines, family):
     assert [line.split()[0] for line in shown] == list(known)
     for line, plugin in zip(shown, known.values(), strict=True):
         assert plugin.summary in line
-        assert plugin.needs == "nothing" or line.endswith(f"; needs {plugin.needs}")
+        assert plugin.needs in ("", "nothing") or line.endswith(f"; needs {plugin.needs}")
         assert "BROKEN" not in line
+
+
+def test_a_policy_says_how_closely_it_follows_what_and_takes_which_parameters(lines):
+    shown = {line.split()[0]: line for line in lines("policies")}
+    for name, plugin in plugins.available("policies").items():
+        assert plugin.standing in ("exact", "port", "described", "control")
+        assert f"; {plugin.standing}" in shown[name]
+        assert plugin.source in shown[name]
+    assert "; parameters: m=4 [int]; " in shown["token-runs"]
+    assert "parameters" not in shown["token-topk"]
+
+
+@pytest.mark.parametrize("family", ["policies", "engines"])
+@pytest.mark.parametrize("columns", [60, 80, 300])
+def test_at_a_terminal_lines_are_wrapped_under_each_other(lines, family, columns, monkeypatch):
+    piped = lines(family)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = lines(family)
+    assert max(map(len, shown)) <= min(columns, 120)
+    indent = min(len(line) - len(line.lstrip()) for line in shown if line.startswith(" "))
+    assert all(line[:indent].rstrip() in ("", line.split()[0]) for line in shown)
+    names = [line.split()[0] for line in shown if not line.startswith(" ")]
+    assert names == [line.split()[0] for line in piped]
+    joined = "".join("".join(line[indent:] for line in shown).split())
+    told = [part for line in piped for part in line.partition(" ")[2].split("; ")]
+    assert all("".join(part.split()) in joined for part in told)
 
 
 @pytest.mark.parametrize("family", ["policies", "engines"])
@@ -48,9 +77,65 @@ def test_lines_stand_in_columns_and_carry_no_escape_codes(lines, family):
     assert not any("\x1b" in line for line in shown)
 
 
-def test_a_plugin_from_outside_is_listed(lines, from_outside):
-    from_outside("policies", "mine", "kvaudit.policies.bounds:ReuseAll")
-    assert lines("policies")[-1].split(maxsplit=1) == ["mine", "from kvaudit.policies.bounds:ReuseAll"]
+class Bare(Policy):
+    name = "bare"
+
+    def select(self, context):
+        raise AssertionError("it is only listed")
+
+
+@dataclass
+class Documented(Bare):
+    """Says what it does.
+
+    And more.
+    """
+
+    k: int
+    needs = frozenset({"value-deviation", "deviation"})
+
+    name = "documented"
+
+
+@dataclass
+class Undocumented(Bare):
+    name = "undocumented"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("bare", "a policy without a docstring; from test_listings:Bare; needs deviation"),
+        (
+            "documented",
+            "Says what it does; from test_listings:Documented; parameters: k (int) [int]; "
+            "needs deviation, value-deviation",
+        ),
+        ("undocumented", "a policy without a docstring; from test_listings:Undocumented; needs deviation"),
+    ],
+)
+def test_a_policy_from_outside_is_listed(lines, from_outside, name, told):
+    from_outside("policies", name, f"test_listings:{name.capitalize()}")
+    assert lines("policies")[-1].split(maxsplit=1) == [name, told]
+
+
+def test_an_engine_from_outside_is_listed(lines, from_outside):
+    from_outside("engines", "mine", "kvaudit.engines.scripted:open_engine")
+    assert lines("engines")[-1].split(maxsplit=1) == ["mine", "from kvaudit.engines.scripted:open_engine"]
+
+
+@pytest.mark.parametrize("family", ["policies", "engines"])
+def test_an_entry_point_whose_name_is_taken_is_told(lines, from_outside, family):
+    name = next(iter(plugins.BUILT_IN[family]))
+    from_outside(family, name, "nowhere.to:be_found")
+    shown = lines(family)
+    assert "BROKEN" not in shown[0]
+    assert shown[-1].split(maxsplit=1) == [name, "BROKEN: nowhere.to:be_found is ignored: the name is taken"]
+
+
+def test_a_name_cannot_drive_the_terminal(lines, from_outside):
+    from_outside("policies", "red\x1b[31m\nline", "nowhere.to:be_found")
+    assert lines("policies")[-1].startswith("red\\x1b[31m\\nline")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_the_same_command_finds_its_folder_and_computes_nothing_again(kvaudit, t
 def test_a_policy_that_was_edited_is_another_audit(kvaudit, trace, tmp_path, monkeypatch):
     kvaudit("replay", trace, *SCRIPTED)
     kvaudit("replay", trace, *SCRIPTED, "-o", "run")
-    monkeypatch.setattr("kvaudit.plan.source_digest", lambda policy: "edited")
+    monkeypatch.setattr("kvaudit.policy_specs.source_digest", lambda policy: "edited")
     assert kvaudit("replay", trace, *SCRIPTED)[2] == ""
     assert len(list((tmp_path / "runs").iterdir())) == 2
     code, out, err = kvaudit("replay", trace, *SCRIPTED, "-o", "run")

@@ -3,16 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import permutations
-from math import fsum
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from policy_contexts import context_of, contexts
 
 from kvaudit.policies import Policy, SelectionContext, checked_selection
-from kvaudit.policies.spans import DocumentAligned, FixedChunk, RandomDocument, SingleWindow, best_window
+from kvaudit.policies.spans import DocumentAligned, FixedChunk, RandomDocument, SingleWindow
 from kvaudit.records import GAP_KINDS
 
 Indices = list[int]
@@ -225,21 +223,3 @@ def test_random_document_is_the_rule_for_some_order_of_documents(context: Select
         for rest_order in permutations(rest)
     ]
     assert len(documents) > 5 or chosen(RandomDocument(), context) in allowed
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    values=st.lists(st.floats(width=32, min_value=0, max_value=2.0**100), min_size=1, max_size=40),
-    data=st.data(),
-)
-def test_no_window_has_a_larger_sum_whatever_the_range_of_values(values: list[float], data: st.DataObject) -> None:
-    length = data.draw(st.integers(1, len(values)))
-    sums = [fsum(values[start : start + length]) for start in range(len(values) - length + 1)]
-    start = best_window(np.array(values), length)
-    assert sums[start] >= max(sums) * (1 - 1e-14)
-    assert all(earlier < sums[start] * (1 + 1e-14) for earlier in sums[:start])
-
-
-def test_an_infinite_value_spoils_no_window_that_it_is_not_in() -> None:
-    assert best_window(np.array([1, np.inf, 2, 3]), 2) == 0
-    assert best_window(np.array([np.inf, 0, 7, 8, 0, 0]), 1) == 0

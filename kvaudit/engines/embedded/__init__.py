@@ -1,46 +1,91 @@
 """The embedded engine: kvaudit's own selective recomputation in torch (DESIGN 5).
 
-models.py     a model's name -> its files          forward.py   blocks over an arena of keys and values
-weights.py    files -> fused weights               cache.py     chunk entries, LRU, the ledger
-rotary.py     rotary variants                      lookup.py    which entries a prompt may use
-tokenizer.py  text <-> token ids                   blend.py     selective recomputation
-engine.py     one prompt at a time                 decode.py    greedy answers, checks against full prefill
+models.py     a model's name -> its files          cache.py      chunk entries, LRU, the ledger
+weights.py    files -> fused weights               versions.py   which version of a chunk suits a context
+rotary.py     rotary variants                      prefix.py     exact prefix caches
+tokenizer.py  text <-> token ids                   lookup.py     which entries a prompt may use, and stores
+auxiliary.py  a small model's attention            mixed.py      a prompt's cache: loaded, zeroed, computed
+forward.py    blocks over an arena of KV           blend.py      selective recomputation
+decode.py     greedy answers, checks               selecting.py  a policy's budget, schedule and choices
+engine.py     one prompt at a time                 signals.py    what policies may ask for
+                                                   writing.py    what is stored, and with which attention
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from kvaudit.engines import Engine, EngineSettings
+from kvaudit.engines import Engine, EngineSettings, Tokenizer, check_switches
 from kvaudit.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
+    from kvaudit.engines.embedded.engine import EmbeddedEngine
+    from kvaudit.engines.embedded.models import ModelFiles
+    from kvaudit.engines.embedded.weights import Weights
+
+    Place = tuple[ModelFiles, str, torch.dtype, torch.device]
+
 DTYPES = ("float32", "bfloat16", "float16")
+OPTIONS = ("auxiliary",)
+
+_standing: WeakValueDictionary[Place, EmbeddedEngine] = WeakValueDictionary()
+"""By model files, their digest, dtype and device the engine that was opened last, as long as somebody holds it."""
 
 
 def open_engine(settings: EngineSettings) -> Engine:
-    """Resolve the model, load it and open an engine over it. Raises UsageError for what cannot be had or computed."""
+    """Resolve the model, load it and open an engine over it. Raises UsageError for what cannot be had or computed.
+
+    The option `auxiliary` names a second model (default: smollm2-135m), which is opened when a policy first needs its
+    attention. Where it is the engine's own, its weights are not loaded twice.
+
+    An engine that is opened while somebody holds another over the same weights shares them, and nothing else. Who needs
+    them loaded anew, as the second full prefill does, lets go of the first engine before.
+    """
     import torch
 
+    from kvaudit.engines.embedded.auxiliary import DEFAULT_MODEL, Auxiliary, SmallModel
     from kvaudit.engines.embedded.engine import EmbeddedEngine
-    from kvaudit.engines.embedded.gguf_file import parsed_once
+    from kvaudit.engines.embedded.forward import Transformer
     from kvaudit.engines.embedded.models import resolve_model
-    from kvaudit.engines.embedded.tokenizer import load_tokenizer
-    from kvaudit.engines.embedded.weights import load_weights, weight_digest
+    from kvaudit.engines.embedded.weights import weight_digest
 
     if settings.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {settings.dtype!r}", f"known: {', '.join(DTYPES)}")
-    if settings.options:
-        raise UsageError(f"engine 'embedded' has no option {next(iter(settings.options))!r}", "leave --option out")
-    device = _device(settings.device)
+    unknown = [name for name in settings.options if name not in OPTIONS]
+    if unknown:
+        raise UsageError(f"engine 'embedded' has no option {unknown[0]!r}", f"known: {', '.join(OPTIONS)}")
+    check_switches(settings.switches)
+    dtype, device = getattr(torch, settings.dtype), _device(settings.device)
+    beside = settings.options.get("auxiliary", DEFAULT_MODEL)
     files = resolve_model(settings.model)
+    known = weight_digest(resolve_model(beside)) if "auxiliary" in settings.options else None
+    digest = weight_digest(files)
+    place = (files, digest, dtype, device)
+    tokenizer, weights = _loaded(place)
+    own = SmallModel(files.name, digest, Transformer(weights), tokenizer) if beside == settings.model else None
+    auxiliary = Auxiliary(beside, tokenizer, dtype, device, own, known)
+    identity = {"model": files.name, "weights_sha256": digest}
+    engine = EmbeddedEngine(weights, tokenizer, settings, identity, auxiliary)
+    _standing[place] = engine
+    return engine
+
+
+def _loaded(place: Place) -> tuple[Tokenizer, Weights]:
+    """Tokenizer and weights, which nobody changes: those of an engine that stands over them, else out of the files."""
+    from kvaudit.engines.embedded.gguf_file import parsed_once
+    from kvaudit.engines.embedded.tokenizer import load_tokenizer
+    from kvaudit.engines.embedded.weights import load_weights
+
+    standing = _standing.get(place)
+    if standing is not None:
+        return standing.tokenizer, standing.transformer.weights
+    files, _, dtype, device = place
     with parsed_once():
         tokenizer = load_tokenizer(files)
-        weights = load_weights(files, getattr(torch, settings.dtype), device, tokenizer.end_ids)
-    identity = {"model": files.name, "weights_sha256": weight_digest(files)}
-    return EmbeddedEngine(weights, tokenizer, settings, identity)
+        return tokenizer, load_weights(files, dtype, device, tokenizer.end_ids)
 
 
 def _device(name: str) -> torch.device:

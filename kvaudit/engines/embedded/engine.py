@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvaudit.engines import Capabilities, EngineSettings, Tokenizer
+from kvaudit.engines.embedded.auxiliary import Auxiliary
 from kvaudit.engines.embedded.blend import Blender, Prefilled
-from kvaudit.engines.embedded.cache import ChunkCache
 from kvaudit.engines.embedded.decode import NEAR_TIE, Answer, Check, Ending, check, greedy, margins_of, reference_of
 from kvaudit.engines.embedded.forward import Transformer
+from kvaudit.engines.embedded.lookup import empty_cache
 from kvaudit.engines.embedded.weights import Weights
 from kvaudit.errors import EngineError, UsageError
-from kvaudit.policies import Policy
+from kvaudit.policies import Need, Policy
 from kvaudit.records import (
     CacheState,
     Part,
@@ -31,15 +32,23 @@ from kvaudit.records import (
     runs,
 )
 
+EVERY_SIGNAL: frozenset[Need] = frozenset(get_args(Need))
+
 
 class EmbeddedEngine:
     """Implements `kvaudit.engines.Engine` over weights in this process.
 
-    `identity` is what `describe` adds about the model: its name, digest and tokenizer.
+    `identity` is what `describe` adds about the model: its name, digest and tokenizer. Without `auxiliary`, a policy
+    that asks for its attention is refused.
     """
 
     def __init__(
-        self, weights: Weights, tokenizer: Tokenizer, settings: EngineSettings, identity: Mapping[str, object]
+        self,
+        weights: Weights,
+        tokenizer: Tokenizer,
+        settings: EngineSettings,
+        identity: Mapping[str, object],
+        auxiliary: Auxiliary | None = None,
     ) -> None:
         switches = settings.switches
         if not 0 <= switches.check_layer < len(weights.layers):
@@ -48,9 +57,12 @@ class EmbeddedEngine:
                 f"the model has layers 0 to {len(weights.layers) - 1}",
             )
         self.transformer = Transformer(weights)
-        self.cache = ChunkCache(switches.capacity_bytes)
-        self.blender = Blender(self.transformer, self.cache, switches, settings.recompute_ratio, settings.seed)
+        self.cache = empty_cache(switches, self.transformer.token_bytes)
+        attention = None if auxiliary is None else auxiliary.attention
+        ratio, seed = settings.recompute_ratio, settings.seed
+        self.blender = Blender(self.transformer, self.cache, switches, ratio, seed, attention)
         self._tokenizer, self._settings, self._identity = tokenizer, settings, identity
+        self._auxiliary = auxiliary
 
     @property
     def capabilities(self) -> Capabilities:
@@ -58,6 +70,7 @@ class EmbeddedEngine:
             policies=True,
             max_prompt_tokens=self.transformer.weights.max_positions,
             vocabulary_size=self.transformer.weights.vocabulary,
+            signals=EVERY_SIGNAL if self._auxiliary is not None else EVERY_SIGNAL - {"auxiliary-attention"},
         )
 
     @property
@@ -76,6 +89,7 @@ class EmbeddedEngine:
             "threads": torch.get_num_threads(),
             "switches": asdict(self._settings.switches),
             "recompute_ratio": self._settings.recompute_ratio,
+            **({} if self._auxiliary is None else self._auxiliary.describe()),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
@@ -91,6 +105,8 @@ class EmbeddedEngine:
         reference: Reference | None = None,
     ) -> Served:
         self._settle(len(prompt.token_ids) + sampling.max_tokens)
+        if self._auxiliary is not None and policy is not None and "auxiliary-attention" in policy.needs:
+            self._auxiliary.open()
         began = perf_counter()
         if policy is None:
             prefilled = self.blender.full_prefill(prompt)
@@ -101,9 +117,11 @@ class EmbeddedEngine:
             prefilled = self.blender.prefill(request_id, prompt, found, policy)
         prefilled.logits.argmax().item()
         ttft = 1000 * (perf_counter() - began)
+        selection, measured = self._selection(prefilled, sampling)
+        began += measured
         if policy is not None:
             self.blender.write_back(request_id, part, prompt, prefilled)
-        facts = self._facts(prompt, prefilled) | {"ttft_ms": ttft}
+        facts = self._facts(prompt, prefilled) | {"ttft_ms": ttft, "selection": selection}
         if sampling.max_tokens == 0:
             return Served((), "", "length", total_ms=1000 * (perf_counter() - began), **facts)
         if reference is None:
@@ -213,30 +231,35 @@ class EmbeddedEngine:
             "prompt_tokens": len(prompt.token_ids),
             "reused_tokens": prefilled.reused_tokens,
             "reusable_tokens": len(choice.reusable),
-            "recomputed_tokens": len(choice.selected),
+            "recomputed_tokens": choice.recomputed,
             "budget_k": choice.budget,
-            "selection": self._selection(prefilled),
             "provenance": _provenance(prompt, prefilled),
             "writes": writes,
             "evictions": evictions,
         }
 
-    def _selection(self, prefilled: Prefilled) -> Selection | None:
+    def _selection(self, prefilled: Prefilled, sampling: Sampling) -> tuple[Selection | None, float]:
+        """The selection as it is recorded (none for a prelude), and the seconds that went into measuring it.
+
+        A deviation that no policy asked for is computed here: it costs the request neither TTFT nor time in all.
+        """
         choice = prefilled.choice
-        if not len(choice.reusable):
-            return None
+        if not len(choice.reusable) or sampling.max_tokens == 0:
+            return None, 0.0
+        began = perf_counter()
         at = np.searchsorted(choice.reusable, choice.selected)
         spans = tuple(runs(choice.selected.tolist()))
         chosen = choice.deviation[at].astype(np.float64)
         sums = np.concatenate(([0.0], chosen.cumsum()))
         lengths = np.array([end - start for start, end in spans], dtype=np.int64)
         ends = lengths.cumsum()
-        return Selection(
-            self._settings.switches.check_layer,
+        selection = Selection(
+            choice.layer,
             spans,
             tuple((sums[ends] - sums[ends - lengths]).tolist()),
             float(choice.deviation.astype(np.float64).sum()),
         )
+        return selection, perf_counter() - began
 
 
 def _provenance(prompt: Prompt, prefilled: Prefilled) -> tuple[Provenance, ...]:

@@ -90,6 +90,11 @@ class Transformer:
     def arena(self, tokens: int) -> Tensor:
         return torch.zeros(self.layers, 2, self.kv_heads, tokens, self.head_dim, dtype=self.dtype, device=self.device)
 
+    @property
+    def token_bytes(self) -> int:
+        """What the keys and values of one token take."""
+        return self.arena(1).nbytes
+
     def raw_arena(self, tokens: int) -> Tensor:
         return torch.empty(self.layers, self.kv_heads, tokens, self.head_dim, dtype=self.dtype, device=self.device)
 
@@ -185,12 +190,28 @@ class Transformer:
             hidden = self.after_attention(lower, hidden, attended)
         return hidden
 
+    def attention(self, queries: Tensor, keys: Tensor, limits: Tensor) -> Tensor:
+        """Attention weights, float32 [H, R, n], of queries [H, R, D] over keys [G, n, D]; row j sees 0..limits[j]."""
+        rows, tokens = queries.shape[1], keys.shape[1]
+        folded = queries.float().reshape(self.kv_heads, -1, self.head_dim)
+        scores = (folded @ keys.float().transpose(1, 2) / self.head_dim**0.5).view(self.heads, rows, tokens)
+        unseen = torch.arange(tokens, device=self.device)[None, :] > limits[:, None]
+        weights: Tensor = scores.masked_fill_(unseen, float("-inf")).softmax(-1)
+        return weights
+
     def extend(
-        self, token_ids: Sequence[int], arena: Tensor, start: int, raw: Tensor | None = None, every_row: bool = False
+        self,
+        token_ids: Sequence[int],
+        arena: Tensor,
+        start: int,
+        raw: Tensor | None = None,
+        every_row: bool = False,
+        show: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """Compute tokens at positions start.. over arena[..., :start, :] with an exact causal mask.
 
         Writes their keys and values into the arena, and their raw keys into `raw` [L, G, capacity, D].
+        `show` is given the hidden states [T, hidden] before each layer.
         Returns hidden states [T, hidden] after the last layer, of the last token only unless `every_row`.
         """
         tokens = len(token_ids)
@@ -199,6 +220,8 @@ class Transformer:
         hidden = self.embed(token_ids)
         visibility = None if tokens == 1 else self.visibility(torch.arange(start, stop, device=self.device))
         for layer in range(self.layers):
+            if show is not None:
+                show(layer, hidden)
             made = self.project(layer, self.normed(layer, hidden), rotation)
             keys, values = arena[layer, 0], arena[layer, 1]
             keys[:, start:stop], values[:, start:stop] = made.keys, made.values

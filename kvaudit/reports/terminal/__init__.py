@@ -26,15 +26,16 @@ NARROWEST, WIDEST = 20, 400
 
 def render(audit: Audit, out: TextIO) -> None:
     """Write the report to `out`; in colour and in the terminal's width where `out` is a terminal."""
-    _print(_parts(audit), out)
+    print_parts(_parts(audit), out)
 
 
 def render_baseline(audit: Audit, out: TextIO) -> None:
     """Write only what changed since the audit's baseline."""
-    _print(baseline.parts(audit), out)
+    print_parts(baseline.parts(audit), out)
 
 
-def _print(parts: Iterable[RenderableType], out: TextIO) -> None:
+def print_parts(parts: Iterable[RenderableType], out: TextIO) -> None:
+    """Print as wide as a terminal is, or 80 columns, without trailing spaces."""
     console = Console(file=out, highlight=False, markup=False, emoji=False)
     console.width = min(max(console.width, NARROWEST), WIDEST)
     with console.capture() as captured:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from blend_cases import (
+    CHUNK_LOOKUPS,
+    POLICIES,
     TOKEN_BYTES,
     TOLERANCE,
     Pair,
@@ -31,16 +33,15 @@ from tiny_models import FAMILY_SETTINGS
 
 from kvaudit.engines import PRESETS, Gap, Lookup, Mask, Suffix, Switches, WriteBack
 from kvaudit.engines.embedded.engine import EmbeddedEngine, Prefilled
-from kvaudit.plugins import BUILT_IN
 from kvaudit.records import FULL_PREFILL, CacheState, Part, Prompt, Sampling, Served, runs
 
 History = list[tuple[str, Part]]
-POLICIES = [*BUILT_IN["policies"], "every", FULL_PREFILL]
+DRAWN_POLICIES = [*POLICIES, "every", FULL_PREFILL]
 
 
 @pytest.mark.parametrize(
     ("mask", "gap", "lookup", "write_back"),
-    list(product(get_args(Mask), get_args(Gap), get_args(Lookup), get_args(WriteBack))),
+    list(product(get_args(Mask), get_args(Gap), CHUNK_LOOKUPS, get_args(WriteBack))),
 )
 def test_every_combination_over_a_random_history(mask: Mask, gap: Gap, lookup: Lookup, write_back: WriteBack) -> None:
     drawn = random.Random(f"{mask} {gap} {lookup} {write_back}")
@@ -52,7 +53,8 @@ def test_every_combination_over_a_random_history(mask: Mask, gap: Gap, lookup: L
 def test_hundreds_of_random_histories(family: str) -> None:
     for seed in range(250):
         drawn = random.Random(f"{family} {seed}")
-        combination = (drawn.choice(get_args(switch)) for switch in (Mask, Gap, Lookup, WriteBack))
+        values = (get_args(Mask), get_args(Gap), CHUNK_LOOKUPS, get_args(WriteBack))
+        combination = (drawn.choice(each) for each in values)
         compare_over_drawn_history(drawn, drawn_switches(drawn, *combination), family)
 
 
@@ -66,20 +68,21 @@ def drawn_switches(drawn: random.Random, mask: Mask, gap: Gap, lookup: Lookup, w
         deviation=drawn.choice(["key", "value"]),
         check_layer=drawn.randrange(3),
         capacity_bytes=drawn.choice([None, None, 12 * TOKEN_BYTES, 20 * TOKEN_BYTES]),
+        keys=drawn.choice(["moved", "moved", "unmoved"]),
     )
 
 
 def compare_over_drawn_history(drawn: random.Random, switches: Switches, family: str | None = None) -> None:
     pair = Pair(switches, drawn.choice([0.15, 0.4]), family or drawn.choice(list(FAMILY_SETTINGS)))
     for number, words in enumerate(words_drawn(drawn, 4)):
-        pair.prefill(f"r{number}", prompt_of(words), policy_named(drawn.choice(POLICIES)))
+        pair.prefill(f"r{number}", prompt_of(words), policy_named(drawn.choice(DRAWN_POLICIES)))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     switches=every_switch,
     history=histories,
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from(DRAWN_POLICIES),
     ratio=st.sampled_from([0.05, 0.3, 0.7, 1.0]),
     family=st.sampled_from(list(FAMILY_SETTINGS)),
 )
@@ -139,7 +142,7 @@ class TestEqualToFullPrefill:
         for number, (words, _) in enumerate(history):
             assert_full_prefill(engine, f"r{number}", words, "all")
 
-    @pytest.mark.parametrize("write_back", ["first-writer", "last-writer", "versioned"])
+    @pytest.mark.parametrize("write_back", ["first-writer", "last-writer", "versioned", "versions"])
     @pytest.mark.parametrize("gap", ["recompute", "store"])
     @pytest.mark.parametrize("suffix", ["after", "with-rows"])
     @pytest.mark.parametrize("check_layer", [0, 1, 2])
@@ -176,7 +179,7 @@ def assert_full_prefill(engine: EmbeddedEngine, request_id: str, words: str, pol
     switches=every_switch,
     history=histories,
     words=rolling_prompts,
-    policy=st.sampled_from(POLICIES),
+    policy=st.sampled_from(DRAWN_POLICIES),
     family=st.sampled_from(list(FAMILY_SETTINGS)),
 )
 def test_the_same_answer_whatever_was_served_before(

@@ -11,15 +11,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from blend_cases import engine_of, model_of, policy_named, prompt_of, words_drawn
+from blend_cases import CHUNK_LOOKUPS, POLICIES, engine_of, looked_at, model_of, policy_named, prompt_of, words_drawn
 from slow_reference import SlowEngine
 from tiny_models import FAMILY_SETTINGS, TinyTokenizer, tiny_model
 
-from kvaudit.engines import PRESETS, EngineSettings, Gap, Lookup, Mask, Switches, WriteBack
+from kvaudit.engines import PRESETS, EngineSettings, Gap, Mask, Switches, WriteBack
 from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.weights import weights_of
 from kvaudit.errors import EngineError
-from kvaudit.plugins import BUILT_IN
 from kvaudit.records import FULL_PREFILL, Reference, Sampling, Served
 
 SYLLABLES = ["a", "b", "ab", "ba", "aab", "é", " "]
@@ -51,12 +50,14 @@ def weights_with_ties(family: str, near_ties: bool) -> Any:
 
 def opened(family: str, near_ties: bool, switches: Switches) -> EmbeddedEngine:
     settings = EngineSettings(recompute_ratio=0.3, switches=switches, device="cpu")
-    return EmbeddedEngine(weights_with_ties(family, near_ties), Syllables(), settings, {})
+    engine = EmbeddedEngine(weights_with_ties(family, near_ties), Syllables(), settings, {})
+    engine.blender.auxiliary = looked_at
+    return engine
 
 
 def drawn_switches(drawn: random.Random) -> Switches:
     return Switches(
-        *(drawn.choice(get_args(switch)) for switch in (Mask, Gap, Lookup, WriteBack)),
+        *(drawn.choice(each) for each in (get_args(Mask), get_args(Gap), CHUNK_LOOKUPS, get_args(WriteBack))),
         suffix=drawn.choice(["after", "with-rows"]),
         check_layer=drawn.randrange(3),
     )
@@ -81,7 +82,7 @@ def test_one_pass_is_step_by_step(family: str, near_ties: bool) -> None:
         stepping, checking = opened(family, near_ties, switches), opened(family, near_ties, switches)
         for number, words in enumerate(words_drawn(drawn, 4)):
             request = (f"r{number}", "request", prompt_of(words), drawn_sampling(drawn))
-            policy = policy_named(drawn.choice([*BUILT_IN["policies"], FULL_PREFILL]))
+            policy = policy_named(drawn.choice([*POLICIES, FULL_PREFILL]))
             full = checking.serve(*request, None)
             checked = checking.serve(*request, policy, full.reference)
             stepped = stepping.serve(*request, policy)

@@ -1,0 +1,283 @@
+"""A study's grid, frontier and deviance as sentences and cells, the same in every format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kvaudit.analysis.frontier import Standing
+from kvaudit.analysis.stats import ALPHA, Estimate
+from kvaudit.reports.escape import visible
+from kvaudit.reports.words import counted, names, number, p_value, percent, reason_sentence
+from kvaudit.study.grid import RATIO, RATIO_FREE, StudyGrid
+
+if TYPE_CHECKING:
+    from kvaudit.analysis.deviance import Deviance, Term
+    from kvaudit.study.results import Explained, Row, StudyResults
+
+MOST_NAMED = 5
+MARKS: Mapping[Standing, str] = MappingProxyType(
+    {"frontier": "*", "within-intervals": "~", "beaten": "", "unknown": "?"}
+)
+FRONTIER_NOTE = (
+    "*: no other row has as much fidelity, as little variation and as much speed-up at once, and more of one. "
+    "~: beaten, but by none whose 95 % interval lies apart in any of the three. ?: inconclusive, or a measure is "
+    "missing. A frontier goes by point estimates: that two rows differ, it does not say."
+)
+MEASURES_NOTE = (
+    "fidelity: mean over orders, interval over requests; speed-up: full prefill's TTFT over the policy's, median over "
+    "requests, exact interval of a median. All cells share one full prefill, and so one measurement of its TTFT; cells "
+    "ran one after the other, and times compare only where the machine had nothing else to do."
+)
+DEVIANCE_NOTE = (
+    "Binomial model, logit link, on cells; drop-one: by how much the deviance rises when a switch is taken out of all "
+    "main effects (an interaction: out of all of them and all two-way interactions); sequential: in the order of the "
+    "table. share: drop-one over the deviance between cells. The same requests are in every cell, so that deviances "
+    "are tested by no chi-square: intervals and `largest` resample blocks of requests with all their cells, p "
+    "exchanges a switch's values within blocks, all else equal, Holm over the switches."
+)
+
+
+def grid_lines(grid: StudyGrid, orders: int, requests: int) -> list[str]:
+    """What will be run, and what will not since it is known."""
+    shared = ", full prefill in the first cell only" if len(grid.cells) > 1 else ""
+    arms = grid.arms(orders)
+    return [
+        f"study of {grid.kind}: {counted(len(grid.cells), 'cell')}, {counted(arms, 'arm')} of "
+        f"{counted(requests, 'request')}: {arms * requests:,} serves{shared}",
+        *same_lines([(same.name, same.policies, same.cell, same.why) for same in grid.same]),
+        *skipped_lines((skipped.name, skipped.why) for skipped in grid.skipped),
+    ]
+
+
+def same_lines(same: Iterable[tuple[str, Sequence[str], str, str]]) -> list[str]:
+    """What is not run because another cell shows it: name, policies, that cell, why."""
+    by_why: dict[str, list[str]] = {}
+    for name, policies, cell, why in same:
+        what = f"{', '.join(policies)} in {name}" if policies else name
+        by_why.setdefault(why, []).append(what if cell == name else f"{what} (see {cell})")
+    return [f"not run, since {why}: {', '.join(found)}" for why, found in by_why.items()]
+
+
+def skipped_lines(skipped: Iterable[tuple[str, str]]) -> list[str]:
+    by_why: dict[str, list[str]] = {}
+    for name, why in skipped:
+        by_why.setdefault(why, []).append(name)
+    return [f"skipped, since {why}: {', '.join(found)}" for why, found in by_why.items()]
+
+
+def headline(results: StudyResults) -> list[str]:
+    """A study in a few lines: what `kvaudit replay --study` prints at its end."""
+    lines = [
+        *(explained_sentence(explained) for explained in results.explained),
+        *(budget_sentences(results) if results.kind == "budgets" else ()),
+    ]
+    frontier = [row for row, standing in zip(results.rows, results.standing, strict=True) if standing == "frontier"]
+    if frontier:
+        best = names([where(row, results) for row in by_fidelity(frontier)], MOST_NAMED)
+        lines.append(f"Frontier of fidelity, answer variation and TTFT: {best}.")
+    return [*map(visible, lines), verdict_line(results)]
+
+
+def verdict_line(results: StudyResults) -> str:
+    cells = counted(len(results.cells), "cell")
+    if not results.exit_code:
+        return f"Study: conclusive ({cells}; exit code 0)"
+    what = [counted(len(results.missing), "cell") + " missing"] if results.missing else []
+    what += [f"{counted(len(results.doubtful), 'row')} of {len(results.rows)} inconclusive"] if results.doubtful else []
+    return f"Study: inconclusive ({', '.join(what) or 'nothing was run'} of {cells}; exit code {results.exit_code})"
+
+
+def doubts(results: StudyResults) -> list[str]:
+    """Why the study is inconclusive, a line for each missing cell and each inconclusive row."""
+    return [
+        *(f"{name}: not replayed yet; the same command goes on" for name in results.missing),
+        *(f"{where(row, results)}: {' '.join(map(reason_sentence, row.reasons))}" for row in results.doubtful),
+    ]
+
+
+def where(row: Row, results: StudyResults) -> str:
+    """A row's policy, and its cell where there are several."""
+    return f"{row.policy} at {setting(row, results)}" if len(results.cells) > 1 else row.policy
+
+
+def setting(row: Row, results: StudyResults) -> str:
+    """What sets a row's cell apart, in words; of a policy that has no ratio, any."""
+    axes = results.described["axes"]
+    free = row.policy in RATIO_FREE
+    values = ("any ratio" if free and axis == RATIO else value_text(axis, row.cell.value(axis)) for axis in axes)
+    return " + ".join(values) or row.cell.name
+
+
+def value_text(axis: str, value: Any) -> str:
+    return f"{100 * float(value):g} %" if axis == RATIO else str(value)
+
+
+def by_fidelity(rows: Iterable[Row]) -> list[Row]:
+    """The most faithful first; of equals the one with the least variation, then the fastest."""
+
+    def key(row: Row) -> tuple[float, float, float]:
+        measured = (row.mean_fidelity, row.variation, row.speedup)
+        fidelity, variation, speedup = (None if one is None else one.value for one in measured)
+        return -(fidelity or 0.0), 1.0 if variation is None else variation, -(speedup or 0.0)
+
+    return sorted(rows, key=key)
+
+
+def share(estimate: Estimate | None) -> str:
+    """A share with its 95 % interval, in percent."""
+    if estimate is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return percent(estimate.value)
+    return f"{percent(estimate.value)} ({100 * estimate.low:.1f}-{100 * estimate.high:.1f})"
+
+
+def plain(estimate: Estimate | None, digits: int = 2) -> str:
+    """A number with its 95 % interval, for a table whose head says what it is."""
+    if estimate is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return number(estimate.value, digits)
+    return f"{number(estimate.value, digits)} ({number(estimate.low, digits)}-{number(estimate.high, digits)})"
+
+
+def plain_percent(estimate: Estimate | None) -> str:
+    """A share in percent, for a table whose head says so."""
+    return share(estimate).replace(" %", "", 1)
+
+
+def budget_sentences(results: StudyResults) -> list[str]:
+    """For each policy with several ratios, from which on no answer differed from full prefill's, a sentence."""
+    sentences = []
+    for policy in dict.fromkeys(row.policy for row in results.rows):
+        mine = sorted((row for row in results.rows if row.policy == policy), key=lambda row: row.cell.recompute_ratio)
+        known = [row for row in mine if row.mean_fidelity is not None and not row.finding.reasons]
+        if known and len(mine) > 1:
+            sentences.append(f"{policy}: {_reaches_full(known)}.")
+    return sentences
+
+
+def _reaches_full(rows: Sequence[Row]) -> str:
+    full: Row | None = None
+    for row in reversed(rows):
+        if row.mean_fidelity is None or row.mean_fidelity.value < 1:
+            break
+        full = row
+    last = rows[-1]
+    if full is None:
+        return (
+            f"at no ratio of this study do all answers equal full prefill's; at {_ratio_of(last)} fidelity is "
+            f"{share(last.mean_fidelity)}"
+        )
+    low = full.mean_fidelity.low if full.mean_fidelity else None
+    bound = "" if low is None else f", which leaves fidelities from {percent(low)} on possible"
+    return f"from {_ratio_of(full)} on every answer equals full prefill's{bound}"
+
+
+def _ratio_of(row: Row) -> str:
+    return value_text(RATIO, row.cell.recompute_ratio)
+
+
+def explained_sentence(explained: Explained) -> str:
+    """Which switch explains most of what differs between cells, or that it cannot be told, with the numbers."""
+    found = explained.deviance
+    what = _EFFECTS[explained.event]
+    if found.cannot is not None:
+        why = _CANNOT.get(found.cannot, found.cannot)
+        return f"{explained.policy}: no switch can be said to explain {what}: {why.format(event=explained.event)}."
+    most = found.switches[0]
+    told = (
+        f"{percent(most.share)} of the deviance between {found.cells} cells (95 % interval {_range(most)} %), "
+        f"{explained.event} {_levels(most)}"
+    )
+    if found.explaining is None:
+        head = f"{explained.policy}: which switch explains most of {what} cannot be told"
+        return f"{head}: most is {_words(most.name)}'s, {told}; {_why(found)}."
+    verb = f"explains most of {what}" if most.share >= 0.5 else f"explains more of {what} than any other switch"
+    return f"{explained.policy}: {_words(most.name)} {verb}: {told}; {_evidence(most)}."
+
+
+_EFFECTS: Mapping[str, str] = MappingProxyType(
+    {"fidelity": "the loss of fidelity", "answer variation": "the answer variation"}
+)
+_CANNOT: Mapping[str, str] = MappingProxyType(
+    {
+        "no answer showed it in any cell": "{event} is 0 % in every cell",
+        "every answer showed it in every cell": "{event} is 100 % in every cell",
+        "every cell shows the same share": "{event} is the same in every cell",
+    }
+)
+
+
+def _words(term: str) -> str:
+    return term.replace("_", "-")
+
+
+def _levels(term: Term) -> str:
+    return ", ".join(f"{level.value} {percent(level.share)}" for level in term.levels) or "no matched cells"
+
+
+def _range(term: Term) -> str:
+    if term.share_low is None or term.share_high is None:
+        return "unknown"
+    return f"{100 * term.share_low:.1f} to {100 * term.share_high:.1f}"
+
+
+def _evidence(term: Term) -> str:
+    largest = "-" if term.largest is None else percent(term.largest, 0)
+    return f"the largest in {largest} of resamples, permutation p {p_value(term.p_adjusted)} after Holm"
+
+
+def _why(found: Deviance) -> str:
+    most = found.switches[0]
+    together = found.interactions[0] if found.interactions else None
+    if together is not None and together.marginal > most.marginal:
+        return f"{_evidence(most)}, and {_words(together.name)} takes {percent(together.share)}"
+    blocks = f"{counted(found.blocks, 'independent block')} of requests"
+    if most.smallest_p is not None and most.smallest_p > ALPHA:
+        return f"{_evidence(most)}; on {blocks} it cannot be below {p_value(most.smallest_p)}, whatever the effect"
+    return f"{_evidence(most)}, on {blocks}"
+
+
+def deviance_rows(found: Deviance) -> list[list[str]]:
+    """The table of an analysis of deviance: term, df, sequential, drop-one, share, largest, p."""
+    return [
+        [
+            _words(term.name),
+            str(term.df),
+            number(term.sequential, 1),
+            number(term.marginal, 1),
+            percent(term.share) if term.is_interaction else f"{percent(term.share)} ({_range(term)})",
+            "-" if term.largest is None else percent(term.largest, 0),
+            p_value(term.p_adjusted),
+        ]
+        for term in found.terms
+    ]
+
+
+def deviance_lines(explained: Explained) -> list[str]:
+    found = explained.deviance
+    levels = [f"{_words(term.name)}: {_levels(term)}" for term in found.switches]
+    left = (
+        f"deviance between {found.cells} cells {number(found.null, 1)}; left after main effects "
+        f"{number(found.main, 1)}, after two-way interactions {number(found.two_way, 1)}; "
+        f"{counted(found.blocks, 'block')} of requests"
+    )
+    return [left, *levels]
+
+
+def axes_line(described: Mapping[str, Any]) -> str:
+    """In what cells differ."""
+    axes = described["axes"]
+    told = (f"{axis.replace('_', ' ')} {', '.join(value_text(axis, value) for value in axes[axis])}" for axis in axes)
+    return f"varied: {'; '.join(told) or 'policies'}"
+
+
+def settings_line(described: Mapping[str, Any]) -> str:
+    """What all cells share."""
+    settings = dict(described["settings"])
+    switches = settings.pop("switches", {})
+    shared = {name: value for name, value in {**settings, **switches}.items() if value not in (None, {}, [])}
+    return "fixed: " + ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shared.items())

@@ -1,0 +1,255 @@
+"""The folder of a study: study.json, a lock, and a run folder for each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+from filelock import FileLock, Timeout
+
+from kvaudit import __version__
+from kvaudit.engines import Engine, Switches
+from kvaudit.errors import RunError
+from kvaudit.plan import Plan
+from kvaudit.records import Trace
+from kvaudit.schema import SCHEMA_VERSION
+from kvaudit.store import new_manifest, remove_run
+from kvaudit.store.layout import LOCK, MANIFEST, TEMPORARY, check_schema_version
+from kvaudit.store.manifest import engine_facts
+from kvaudit.store.writing import write_bytes
+from kvaudit.study.grid import RATIO, Cell, StudyGrid
+
+FORMAT = "kvaudit study"
+STUDY = "study.json"
+CELLS = "cells"
+VARYING = frozenset({"switches", RATIO})
+"""What an engine says of itself that differs from cell to cell."""
+
+Described = dict[str, Any]
+_ELSEWHERE = "choose another folder with -o"
+
+
+class StudyFolder:
+    """A study's folder that this process writes to. Nothing in it changes before `begin`."""
+
+    def __init__(self, path: Path, described: Described, replaced: Described | None) -> None:
+        self.path, self.described, self._replaced = path, described, replaced
+        self.replacing = replaced is not None
+
+    def cell(self, name: str) -> Path:
+        return cell_path(self.path, name)
+
+    def begin(self, engine: Engine, opened: str) -> None:
+        """Make the folder ready, for the first cell and for each that follows; `opened` is the cell that is held.
+
+        Raises RunError when another engine than this began the study: cells would not be comparable.
+        """
+        description = {**engine.describe(), "tokenizer_digest": engine.tokenizer.digest}
+        facts = {name: value for name, value in engine_facts(description).items() if name not in VARYING}
+        began_with = self.described["engine"]
+        if began_with is not None and began_with != facts:
+            changed = [name for name in sorted({*facts, *began_with}) if facts.get(name) != began_with.get(name)]
+            told = ", ".join(f"{name} was {began_with.get(name)}, is {facts.get(name)}" for name in changed)
+            raise RunError(
+                f"{self.path} was begun with another engine: {told}",
+                f"make that as it was, {_ELSEWHERE}, or --force to replace it",
+            )
+        if began_with is None:
+            if self._replaced is not None:
+                self._remove_cells(self._replaced, but=opened)
+            self.described["engine"] = facts
+            self._write()
+
+    def refuse(self, cell: str, why: str) -> None:
+        """Keep why the engine does not open with a cell's switches."""
+        if self.described["refused"].get(cell) != why:
+            self.described["refused"][cell] = why
+            if self.described["engine"] is not None:
+                self._write()
+
+    def set_max_noise(self, limit: float) -> None:
+        """The noise floor's limit may change from one replay to the next: no answer depends on it."""
+        if self.described["max_noise"] != limit:
+            self.described["max_noise"] = limit
+            self._write()
+
+    def _remove_cells(self, described: Described, but: str) -> None:
+        """Take away every cell of a replaced study but one, so that none is taken for the new study's."""
+        for cell in described["cells"]:
+            folder = self.cell(cell["name"])
+            if cell["name"] != but and (folder / MANIFEST).exists():
+                remove_run(folder)
+
+    def _write(self) -> None:
+        content = orjson.dumps(self.described, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_bytes(self.path / STUDY, content)
+
+
+def cell_path(study: Path, name: str) -> Path:
+    return study / CELLS / name
+
+
+def is_study(path: Path) -> bool:
+    return (path / STUDY).is_file()
+
+
+def new_study(trace: Trace, grid: StudyGrid, plans: Mapping[str, Plan], max_noise: float) -> Described:
+    """What study.json says of a study that begins. `plans` are those of the cells, by name.
+
+    `settings` are those that all cells share.
+    """
+    manifests = {name: new_manifest(trace, plan, max_noise) for name, plan in plans.items()}
+    cells = [_described(cell, plans[cell.name], manifests[cell.name]["settings_digest"]) for cell in grid.cells]
+    first = manifests[grid.cells[0].name]
+    apart = {"policies", "policy_sources", "max_noise", "switches", *grid.axes}
+    switches = {name: value for name, value in first["settings"]["switches"].items() if name not in grid.axes}
+    return {
+        "format": FORMAT,
+        "schema_version": SCHEMA_VERSION,
+        "kvaudit_version": __version__,
+        "created": first["created"],
+        "kind": grid.kind,
+        "study_digest": _digest(__version__, SCHEMA_VERSION, trace.digest, grid.kind, cells),
+        "trace": first["trace"],
+        "settings": {name: value for name, value in first["settings"].items() if name not in apart}
+        | {"switches": switches},
+        "max_noise": max_noise,
+        "axes": {axis: list(values) for axis, values in grid.axes.items()},
+        "cells": cells,
+        "same": [asdict(same) for same in grid.same],
+        "skipped": [asdict(skipped) for skipped in grid.skipped],
+        "refused": {},
+        "engine": None,
+    }
+
+
+def cell_of(described: Mapping[str, Any]) -> Cell:
+    """A cell as study.json has it."""
+    return Cell(
+        described["name"],
+        float(described[RATIO]),
+        Switches(**described["switches"]),
+        tuple(described["policies"]),
+    )
+
+
+def read_study(path: Path) -> Described:
+    """Raises RunError for a folder that is no study of this schema version."""
+    file = path / STUDY
+    try:
+        found = orjson.loads(file.read_bytes())
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise RunError(f"{file} is damaged: {error}", "run the study into another folder") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise RunError(f"{file} is not kvaudit's", "give the folder that `kvaudit replay --study` printed")
+    check_schema_version(file, found.get("schema_version"))
+    try:
+        digest = _digest(
+            found["kvaudit_version"], found["schema_version"], found["trace"]["digest"], found["kind"], found["cells"]
+        )
+        cells = [cell_of(cell) for cell in found["cells"]]
+        whole = bool(cells) and {"settings", "axes", "same", "skipped", "refused", "engine", "max_noise"} <= set(found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{file} is damaged: {error!r}", "run the study into another folder") from error
+    if not whole or digest != found.get("study_digest"):
+        raise RunError(
+            f"{file} was changed: its trace or cells are not those that were studied",
+            "restore it, or run the study into another folder",
+        )
+    return found
+
+
+@contextmanager
+def open_study(path: Path, described: Described, *, force: bool = False) -> Iterator[StudyFolder]:
+    """Hold a folder for a study, against every other process. The same study goes on where it stopped.
+
+    Raises RunError when the folder holds something else: another study (unless `force`) or anything that is none.
+    """
+    _check_replaceable(path)
+    created = not path.exists()
+    with _refusals(path):
+        path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / LOCK, blocking=False)
+    try:
+        with _refusals(path):
+            lock.acquire()
+    except Timeout as error:
+        raise RunError(f"another study is writing to {path}", f"wait until it is done, or {_ELSEWHERE}") from error
+    try:
+        yield _claimed(path, described, force)
+    finally:
+        (path / f"{STUDY}{TEMPORARY}").unlink(missing_ok=True)
+        if not is_study(path):
+            (path / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):
+                (path / CELLS).rmdir()
+        lock.release()
+        if created:
+            with suppress(OSError):
+                path.rmdir()
+
+
+def _claimed(path: Path, described: Described, force: bool) -> StudyFolder:
+    if not is_study(path):
+        return StudyFolder(path, described, None)
+    held = read_study(path)
+    if force:
+        return StudyFolder(path, described, held)
+    if held["study_digest"] != described["study_digest"]:
+        raise RunError(
+            f"{path} holds another study, of {held['trace'].get('source')} (changed: {_changed(held, described)})",
+            f"{_ELSEWHERE}, or --force to replace it",
+        )
+    return StudyFolder(path, held, None)
+
+
+def _changed(held: Described, wanted: Described) -> str:
+    names = [name for name in ("kind", "axes") if held[name] != wanted[name]]
+    names += [name for name, value in wanted["settings"].items() if value != held["settings"].get(name)]
+    names += ["trace"] if held["trace"]["digest"] != wanted["trace"]["digest"] else []
+    policies = [{policy for cell in study["cells"] for policy in cell["policies"]} for study in (held, wanted)]
+    names += ["policies"] if policies[0] != policies[1] else []
+    return ", ".join(name.replace("_", " ") for name in names) or "a policy's source or kvaudit's version"
+
+
+def _check_replaceable(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path} is a file", _ELSEWHERE)
+    with _refusals(path):
+        names = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if names - {LOCK, f"{STUDY}{TEMPORARY}", CELLS} and STUDY not in names:
+        raise RunError(f"{path} is not empty and holds no study", _ELSEWHERE)
+    if CELLS in names and STUDY not in names and any((path / CELLS).iterdir()):
+        raise RunError(f"{path} is not empty and holds no study", _ELSEWHERE)
+
+
+def _described(cell: Cell, plan: Plan, digest: str) -> dict[str, Any]:
+    return {
+        "name": cell.name,
+        RATIO: cell.recompute_ratio,
+        "switches": asdict(cell.switches),
+        "policies": list(plan.policies),
+        "settings_digest": digest,
+    }
+
+
+def _digest(version: str, schema: int, trace: str, kind: str, cells: Sequence[Mapping[str, Any]]) -> str:
+    identity = {"kvaudit": version, "schema": schema, "trace": trace, "kind": kind, "cells": list(cells)}
+    return sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Timeout:
+        raise
+    except OSError as error:
+        raise RunError(f"cannot write to {path}: {error.strerror or error}", _ELSEWHERE) from error

@@ -1,0 +1,248 @@
+"""What a study makes of its cells: rows, frontier, deviance, doubts; and how reports say it."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from fakes import rolling_trace
+from studies import TRACE, faulty_under, run_study
+
+from kvaudit.analysis import deviance
+from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.figures import select
+from kvaudit.analysis.stats import Estimate
+from kvaudit.reports.study import FORMATS
+from kvaudit.reports.study.words import budget_sentences, explained_sentence, headline, verdict_line
+from kvaudit.store import open_run
+from kvaudit.study.results import read_results
+
+SWITCHES = ("lookup", "write_back")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_few_resamples():
+    patch = pytest.MonkeyPatch()
+    patch.setattr(deviance, "RESAMPLES", 30)
+    patch.setattr(deviance, "PERMUTATIONS", 999)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def gap_study(tmp_path_factory):
+    """Mask x gap with a fault that acts where separators are zeroed."""
+    path = tmp_path_factory.mktemp("gap") / "s"
+    trace = rolling_trace(24, window=2)
+    run_study(
+        path,
+        "switches",
+        trace=trace,
+        open_engine=faulty_under("position", gap="zero"),
+        policies=("token-topk", "none"),
+        fixed=SWITCHES,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def budget_study(tmp_path_factory):
+    path = tmp_path_factory.mktemp("budget") / "s"
+    run_study(path, policies=("token-topk", "none"))
+    return path
+
+
+def text(results, name="terminal"):
+    out = io.StringIO()
+    FORMATS[name](results, out)
+    return out.getvalue()
+
+
+def words(results):
+    return " ".join(text(results).split())
+
+
+def test_rows_have_the_figures_of_their_cells_audit(gap_study):
+    results = read_results(gap_study)
+    assert len(results.rows) == 6 * 2
+    for row in results.rows:
+        run = open_run(gap_study / "cells" / row.cell.name)
+        figures = analyse(run).figures
+        (fidelity,) = select(figures, "fidelity", row.policy, "chronological", "none")
+        assert (row.fidelity.value, row.fidelity.low) == (fidelity.value, fidelity.low)
+        (variation,) = select(figures, "answer_variation", row.policy)
+        assert (row.variation.value, row.variation.high) == (variation.value, variation.high)
+        (speedup,) = select(figures, "ttft_speedup", row.policy)
+        assert row.speedup.value == pytest.approx(speedup.value)
+        orders = [figure.value for figure in select(figures, "fidelity", row.policy, control="none")]
+        assert row.mean_fidelity.value == pytest.approx(sum(orders) / len(orders))
+        assert row.mean_fidelity.low <= row.mean_fidelity.value <= row.mean_fidelity.high
+        kl = [figure.value for figure in select(figures, "kl_mean", row.policy, control="none")]
+        assert row.kl == pytest.approx(sum(kl) / len(kl))
+
+
+def test_counts_are_those_of_the_comparisons(gap_study):
+    for row in read_results(gap_study).rows:
+        table = open_run(gap_study / "cells" / row.cell.name).table("comparisons").to_pylist()
+        mine = [one for one in table if one["policy"] == row.policy]
+        held = [one for one in mine if one["kind"] == "reference" and one["right"].count(".") == 1]
+        assert (row.counts.equal.sum(), row.counts.answers.sum()) == (sum(one["equal"] for one in held), len(held))
+        pairs = [one for one in mine if one["kind"] == "orders"]
+        assert (row.counts.differing.sum(), row.counts.pairs.sum()) == (
+            sum(not one["equal"] for one in pairs),
+            len(pairs),
+        )
+
+
+def test_a_fault_that_acts_under_one_switch_is_explained_by_it(gap_study):
+    found = {(one.policy, one.event): one for one in read_results(gap_study).explained}
+    assert set(found) == {(p, e) for p in ("token-topk", "none") for e in ("fidelity", "answer variation")}
+    for explained in found.values():
+        assert explained.deviance.explaining == "gap"
+        assert explained.deviance.switches[0].share > 0.95
+        assert explained.deviance.switches[1].p_adjusted == 1
+    sentence = explained_sentence(found["token-topk", "fidelity"])
+    assert sentence.startswith("token-topk: gap explains most of the loss of fidelity: ")
+    assert "% of the deviance between 6 cells (95 % interval " in sentence
+    assert "fidelity recompute 100.0 %, zero 4.2 %, store 100.0 %;" in sentence
+    assert "permutation p" in sentence
+
+
+def test_no_loss_blames_no_switch(tmp_path):
+    results = run_study(tmp_path / "s", "switches", fixed=(*SWITCHES, "mask"))
+    assert [explained_sentence(one) for one in results.explained] == [
+        "token-topk: no switch can be said to explain the loss of fidelity: fidelity is 100 % in every cell.",
+        "token-topk: no switch can be said to explain the answer variation: answer variation is 0 % in every cell.",
+    ]
+    assert "no switch can be said to explain" in words(results)
+
+
+def test_what_so_few_requests_cannot_tell_is_said(tmp_path):
+    results = run_study(tmp_path / "s", "switches", open_engine=faulty_under("position", gap="zero"), fixed=SWITCHES)
+    sentence = explained_sentence(results.explained[0])
+    assert sentence.startswith(
+        "token-topk: which switch explains most of the loss of fidelity cannot be told: most is gap"
+    )
+    assert "on 2 independent blocks of requests it cannot be below" in sentence
+
+
+def test_the_frontier_is_starred_and_the_beaten_are_not(gap_study):
+    results = read_results(gap_study)
+    for row, standing in zip(results.rows, results.standing, strict=True):
+        if row.cell.switches.gap == "zero" or row.policy == "token-topk":
+            assert standing != "frontier"
+        else:
+            assert standing == "frontier", "`none` saves most time, and outside of the fault nothing is lost"
+    table = text(results).split("Every cell")[0]
+    assert sum(line.rstrip().endswith("*") for line in table.splitlines()) == 4
+
+
+def test_an_inconclusive_cell_is_a_doubt_and_on_no_frontier(tmp_path):
+    results = run_study(
+        tmp_path / "s", "switches", open_engine=faulty_under("random-reuse", gap="zero"), fixed=SWITCHES
+    )
+    doubtful = {row.cell.name for row in results.doubtful}
+    assert doubtful == {"exact.zero", "bottom-right.zero"}
+    assert results.exit_code == 4
+    assert {
+        standing for row, standing in zip(results.rows, results.standing, strict=True) if row in results.doubtful
+    } == {"unknown"}
+    said = words(results)
+    assert said.startswith("Study: inconclusive (2 rows of 6 inconclusive of 6 cells; exit code 4)")
+    assert "token-topk at exact + zero: The repeat control answered" in said
+    (explained, _) = results.explained
+    assert explained.deviance.cells == 4 or explained.deviance.cannot
+
+
+def test_a_control_cell_that_reuses_nothing_is_no_doubt(tmp_path):
+    results = run_study(
+        tmp_path / "s",
+        "disciplines",
+        open_engine=faulty_under("no-reuse", write_back="none"),
+        fixed=("lookup",),
+    )
+    (blank,) = [row for row in results.rows if row.cell.is_control]
+    assert [reason.code for reason in blank.finding.reasons] == ["nothing-reused"]
+    assert blank.reasons == ()
+    assert results.exit_code == 0
+    assert results.standing[results.rows.index(blank)] == "unknown"
+
+
+def test_nothing_reused_elsewhere_is_a_doubt(tmp_path):
+    results = run_study(tmp_path / "s", "policies", open_engine=faulty_under("no-reuse"))
+    assert results.exit_code == 4
+
+
+def test_from_which_ratio_on_no_answer_differs(budget_study):
+    results = read_results(budget_study)
+    low = results.rows[0].mean_fidelity.low
+    assert budget_sentences(results)[0] == (
+        "token-topk: from 1 % on every answer equals full prefill's, which leaves fidelities from "
+        f"{100 * low:.1f} % on possible."
+    )
+    lost = Estimate(0.9, 0.7, 0.95, 8, "")
+    for broken, expected in (
+        ((0, 1), "from 5 % on"),
+        ((6,), "at no ratio of this study do all answers equal full prefill's; at 50 % fidelity is 90.0 % (70.0-95.0)"),
+        ((0, 5), "from 50 % on"),
+    ):
+        mine = [row for row in results.rows if row.policy == "token-topk"]
+        rows = tuple(replace(row, mean_fidelity=lost) if i in broken else row for i, row in enumerate(mine))
+        assert expected in budget_sentences(replace(results, rows=rows))[0]
+
+
+def test_a_policy_that_runs_once_stands_once(budget_study):
+    results = read_results(budget_study)
+    assert [row.cell.recompute_ratio for row in results.rows if row.policy == "none"] == [0.01]
+    assert not any(sentence.startswith("none") for sentence in budget_sentences(results))
+    assert "none any ratio" in words(results)
+    assert (
+        "not run, since their budget does not depend on the recompute ratio: none in 2-percent (see 1-percent)"
+        in words(results)
+    )
+
+
+@pytest.mark.parametrize("study", ["gap_study", "budget_study"])
+def test_the_terminal_report_fits_80_columns_and_says_everything(study, request):
+    results = read_results(request.getfixturevalue(study))
+    report = text(results)
+    assert max(map(len, report.splitlines())) <= 80
+    assert report.splitlines()[0] == verdict_line(results)
+    said = words(results)
+    for part in ("What was studied", "rolling.jsonl", "Frontier of fidelity", "Every cell", "95 % interval lies apart"):
+        assert part in said
+    for row in results.rows:
+        assert f"{row.mean_fidelity.value * 100:.1f} ({row.mean_fidelity.low * 100:.1f}-" in said
+    if study == "gap_study":
+        assert "Analysis of deviance: token-topk, answer variation" in said
+        assert "tested by no chi-square" in said
+
+
+def test_json_has_all_of_it(gap_study):
+    results = read_results(gap_study)
+    data = json.loads(text(results, "json"))
+    assert data["exit_code"] == 0
+    assert data["headline"] == headline(results)
+    assert len(data["rows"]) == len(results.rows)
+    first = data["rows"][0]
+    assert first["mean_fidelity"]["value"] == results.rows[0].mean_fidelity.value
+    assert first["switches"]["mask"] == "exact"
+    assert data["explained"][0]["explaining"] == "gap"
+    assert {term["name"] for term in data["explained"][0]["terms"]} == {"mask", "gap", "mask:gap"}
+    assert data["axes"] == {"mask": ["exact", "bottom-right"], "gap": ["recompute", "zero", "store"]}
+
+
+def test_csv_has_a_line_a_row(gap_study):
+    results = read_results(gap_study)
+    lines = list(csv.DictReader(io.StringIO(text(results, "csv"))))
+    assert [(line["cell"], line["policy"]) for line in lines] == [(row.cell.name, row.policy) for row in results.rows]
+    assert float(lines[0]["answer_variation_high"]) == results.rows[0].variation.high
+    assert {line["standing"] for line in lines} == set(results.standing)
+
+
+def test_an_empty_study_is_inconclusive(budget_study):
+    results = replace(read_results(budget_study), rows=(), standing=(), missing=("1-percent",), explained=())
+    assert results.exit_code == 4
+    assert "1-percent: not replayed yet" in words(results)
+    assert TRACE.source in words(results)
