@@ -237,9 +237,9 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
             Plugin(
                 "mooncake",
                 "kvaudit.traces.hash_only:read_mooncake",
-                "Mooncake traces: hashes only, refused with the reason",
+                "Mooncake traces: hashes only, for kvaudit inspect alone",
             ),
-            Plugin("weka", "kvaudit.traces.hash_only:read_weka", "WEKA traces: hashes only, refused with the reason"),
+            Plugin("weka", "kvaudit.traces.hash_only:read_weka", "WEKA traces: hashes only, for kvaudit inspect alone"),
         ),
         "reports": _table(
             Plugin(

@@ -1,7 +1,8 @@
 """From a trace to what an engine is given: token ids, tiled by segments (DESIGN 6).
 
 Every segment is tokenised alone, so that its ids, and with them its identity in a cache, are the same wherever it
-stands. Ids are kept once per distinct segment; a prompt is put together when it is asked for.
+stands. Ids are kept once per distinct segment; a prompt is put together when it is asked for. A chat's messages are
+rendered whole by the model's template; where one is several segments, its shown content is split at their borders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from hashlib import sha256
 
 from kvaudit.engines import Capabilities, Tokenizer
 from kvaudit.errors import KvauditError, TraceError, UsageError
-from kvaudit.records import GAP_KINDS, GLUE, LARGEST_TOKEN_ID, Prompt, PromptSegment, Request, Segment, Trace
+from kvaudit.records import (
+    GAP_KINDS,
+    GLUE,
+    LARGEST_TOKEN_ID,
+    Prompt,
+    PromptSegment,
+    Request,
+    Segment,
+    Trace,
+    message_spans,
+    messages_of,
+)
 
 
 def tokens_digest(token_ids: Sequence[int]) -> str:
@@ -133,7 +145,8 @@ class Prompts:
         return pieces
 
     def _rendered(self, request: Request, segments: Sequence[Segment]) -> Iterator[tuple[int | None, str, _Source]]:
-        messages = [(segment.role or "user", segment.text) for segment in segments]
+        """What the model's template makes of the messages, each content split over its segments again."""
+        messages, spans = messages_of(segments), message_spans(segments)
         try:
             rendered = self._tokenizer.chat(messages)
         except KvauditError:
@@ -144,7 +157,7 @@ class Prompts:
             ) from error
         shown = [index for index, _ in rendered if index is not None]
         blank = {index for index, (_, content) in enumerate(messages) if not content.strip()}
-        if len(shown) != len(set(shown)) or set(shown) | blank != set(range(len(segments))):
+        if len(shown) != len(set(shown)) or set(shown) | blank != set(range(len(messages))):
             raise TraceError(
                 f"request {request.request_id!r}: the model's chat template does not show each message once",
                 "take another model, or record the prompts without a chat template",
@@ -153,7 +166,8 @@ class Prompts:
             if index is None or not text:  # a message without content, such as one that only calls a tool
                 yield None, GLUE, text
             else:
-                yield index, segments[index].kind, _source(segments[index], text)
+                start, end = spans[index]
+                yield from _shown(request, segments, range(start, end), text)
 
     def _cached(self, request: Request, index: int, source: _Source, *, leading: bool) -> _Tokens | None:
         """The ids of one segment, or None where it has none."""
@@ -181,6 +195,27 @@ def _piece(segment: int | None, kind: str, source: _Source, tokens: _Tokens) -> 
 def _plain(segments: Sequence[Segment]) -> Iterator[tuple[int | None, str, _Source]]:
     for index, segment in enumerate(segments):
         yield index, segment.kind, _source(segment, segment.text)
+
+
+def _shown(
+    request: Request, segments: Sequence[Segment], message: range, text: str
+) -> Iterator[tuple[int, str, _Source]]:
+    """The segments of a message as they stand in its shown text, which may lack white space at the content's ends."""
+    if len(message) == 1:
+        yield message[0], segments[message[0]].kind, _source(segments[message[0]], text)
+        return
+    hidden = "".join(segments[index].text for index in message).find(text)
+    if hidden < 0:
+        raise TraceError(
+            f"request {request.request_id!r}: the model's chat template changes the message of segments "
+            f"{message[0] + 1} to {message[-1] + 1}",
+            "take another model, or record the prompts without a chat template",
+        )
+    end = -hidden
+    for index in message:
+        start, end = end, end + len(segments[index].text)
+        if visible := text[max(start, 0) : max(end, 0)]:
+            yield index, segments[index].kind, _source(segments[index], visible)
 
 
 def _source(segment: Segment, text: str) -> _Source:

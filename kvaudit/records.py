@@ -37,8 +37,8 @@ GAP_KINDS = frozenset({SEPARATOR, GLUE})
 class Segment:
     """A run of prompt text with one origin. Equal `content_id` means equal content.
 
-    `kind` is one of `KINDS`. `role` is set for chat messages. `token_ids`, when a trace carries them, replace the
-    tokenizer.
+    `kind` is one of `KINDS`. `role` begins a message of a chat; there a segment without one goes on with the message
+    before it. `token_ids`, when a trace carries them, replace the tokenizer.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Segment:
 class Request:
     """One request of a trace, with the prompts that are served before it and belong to it.
 
-    With `chat`, segments are messages and the model's own chat template is put around them.
+    With `chat`, segments make up messages (`message_spans`) and the model's own chat template is put around these.
     `expected` is the right answer where the trace knows one. `limited` is false where the trace sets no limit and
     `max_tokens` is kvaudit's. `line` is where the trace file holds it.
     """
@@ -68,6 +68,25 @@ class Request:
     expected: str | None = None
     timestamp: float | None = None
     limited: bool = True
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HashedRequest:
+    """A request of which a trace keeps lengths, in tokens, and hashes in place of the prompt.
+
+    Each of `block_ids` stands for a block of the prompt together with all that comes before it. The last block may be
+    cut short or have no id. Ids of different `namespace` have nothing to do with each other.
+    """
+
+    request_id: str
+    ordinal: int
+    prompt_tokens: int
+    block_ids: tuple[int | str, ...]
+    namespace: str = ""
+    session: str | None = None
+    answer_tokens: int = 0
+    timestamp: float | None = None
     line: int | None = None
 
 
@@ -246,6 +265,20 @@ class CacheState:
 
     entries: int | None
     size_bytes: int | None
+
+
+def message_spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    """The messages of a chat's prompt as half-open ranges of its segments, whose texts joined are their contents."""
+    starts = [index for index, segment in enumerate(segments) if segment.role is not None or not index]
+    return list(zip(starts, [*starts[1:], len(segments)], strict=True))
+
+
+def messages_of(segments: Sequence[Segment]) -> list[tuple[str, str]]:
+    """(role, content) of each message of a chat's prompt."""
+    return [
+        (segments[start].role or "user", "".join(segment.text for segment in segments[start:end]))
+        for start, end in message_spans(segments)
+    ]
 
 
 def runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,8 @@ PURE = {
     "analysis.compare": {"records", "errors", "schema"},
     "analysis.stats": set(),
 }
+REDACTION_IN_TRACES = {"redaction.requests"}
+"""Knows what a request and a segment are; everything else of the package knows texts only."""
 BELOW_ANALYSIS = {"records", "errors", "schema"}
 INPUT_OUTPUT = {"os", "io", "pathlib", "shutil", "tempfile", "subprocess", "socket", "urllib", "filelock", "orjson"}
 
@@ -73,6 +75,16 @@ def test_pure_modules_import_only_what_lies_below_them(module, allowed):
 def test_pure_modules_touch_neither_files_nor_models(module):
     assert {name for name in ours(module) if not name.startswith("analysis.")} <= BELOW_ANALYSIS | {"analysis"}
     assert not {target.partition(".")[0] for target in imports(module)} & {*INPUT_OUTPUT, "torch", "transformers"}
+
+
+def test_redaction_knows_texts_and_neither_files_nor_traces():
+    found = {name for name in MODULES if name.startswith("redaction.")} - REDACTION_IN_TRACES
+    assert {"redaction.detectors", "redaction.keys", "redaction.scans"} <= found
+    for module in found:
+        assert {name for name in ours(module) if not name.startswith("redaction")} <= {"errors"}
+        paths_of_others = {"pathlib"} if module in ("redaction.builtin", "redaction.keys") else set()
+        reached = {target.partition(".")[0] for target in imports(module)}
+        assert not reached & ({*INPUT_OUTPUT, "torch", "transformers"} - paths_of_others)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -81,14 +81,17 @@ def test_a_chat_template_that_drops_a_message_is_refused():
     tokenizer = WordTokenizer()
     tokenizer.chat = lambda messages: [(0, messages[0][1])]
     with pytest.raises(TraceError, match=r"'r0'.*does not show each message once"):
-        Prompts(tokenizer).request(request(segment("query", "a"), segment("query", "b"), chat=True))
+        Prompts(tokenizer).request(
+            request(segment("query", "a", role="user"), segment("query", "b", role="user"), chat=True)
+        )
 
 
 @pytest.mark.parametrize("pieces", [[(0, "a")], [(0, "a"), (1, "")]])
 def test_a_message_without_content_is_no_chunk(pieces):
     tokenizer = WordTokenizer()
     tokenizer.chat = lambda messages: [*pieces, (None, "glue"), (2, "b")]
-    asked = request(segment("message", "a"), segment("message", ""), segment("query", "b"), chat=True)
+    messages = [("message", "a"), ("message", ""), ("query", "b")]
+    asked = request(*(segment(kind, text, role="user") for kind, text in messages), chat=True)
     assert kinds(Prompts(tokenizer).request(asked)) == [("message", 0, 1), ("glue", 1, 2), ("query", 2, 3)]
 
 
@@ -96,7 +99,52 @@ def test_a_chat_template_that_shows_a_message_twice_is_refused():
     tokenizer = WordTokenizer()
     tokenizer.chat = lambda messages: [(0, "a"), (0, "a"), (1, "b")]
     with pytest.raises(TraceError, match="does not show each message once"):
-        Prompts(tokenizer).request(request(segment("query", "a"), segment("query", "b"), chat=True))
+        Prompts(tokenizer).request(
+            request(segment("query", "a", role="user"), segment("query", "b", role="user"), chat=True)
+        )
+
+
+def test_segments_without_a_role_go_on_with_the_message_before_them():
+    tokenizer = WordTokenizer()
+    asked = request(
+        segment("instruction", "read ", role="system"),
+        segment("document", "one"),
+        segment("message", "\n  So ", role="user"),
+        segment("separator", " \n"),
+        segment("document", "one"),
+        segment("separator", "\n"),
+        chat=True,
+    )
+    pieces = Prompts(tokenizer).pieces(asked, asked.segments)
+
+    assert [(piece.segment, piece.kind, piece.text) for piece in pieces] == [
+        (None, "glue", "<system>"),
+        (0, "instruction", "read "),
+        (1, "document", "one"),
+        (None, "glue", "<user>"),
+        (2, "message", "So "),
+        (4, "document", "one"),
+        (None, "glue", "<assistant>"),
+    ]
+    assert pieces[2].content_id == pieces[5].content_id
+
+
+def test_a_message_of_white_space_in_several_segments_has_no_tokens():
+    asked = request(
+        segment("message", "", role="assistant"),
+        segment("separator", "\n"),
+        segment("document", " "),
+        segment("query", "b", role="user"),
+        chat=True,
+    )
+    assert [part.kind for part in Prompts(WordTokenizer()).request(asked).segments] == ["glue", "glue", "query", "glue"]
+
+
+def test_a_template_that_changes_a_message_of_several_segments_is_refused():
+    tokenizer = WordTokenizer()
+    tokenizer.chat = lambda messages: [(0, "a c")]
+    with pytest.raises(TraceError, match=r"'r0'.*changes the message of segments 1 to 2"):
+        Prompts(tokenizer).request(request(segment("query", "a ", role="user"), segment("query", "b"), chat=True))
 
 
 def test_a_chat_template_that_fails_names_the_request():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvaudit.cli import redacting
+from kvaudit.cli.values import left_out_notes
 from kvaudit.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -18,21 +22,28 @@ if TYPE_CHECKING:
     from kvaudit.preflight.inspection import Inspection, Reading
     from kvaudit.preflight.reuse import Caches, RequestReuse
     from kvaudit.records import Request
+    from kvaudit.traces.hash_only import HashedTrace
+    from kvaudit.traces.streaming import StreamedTrace
 
 EXAMPLES = """\b
 Examples:
   kvaudit inspect trace.jsonl.gz
   kvaudit inspect trace.jsonl --model Qwen/Qwen3-8B --cache-tokens 200000
   kvaudit inspect trace.jsonl --format json -o inspected
+  kvaudit inspect to-share.jsonl.gz --secrets --strict
 """
 
 DEFAULT_MODEL = "smollm2-135m"
 UNLIMITED = "unlimited"
 DEFAULT_CAPACITY = "500000"
+VLLM_BLOCK = 16
+SGLANG_PAGE = 1
 _MOST_DIGITS = 18
+_OTHER_BLOCKS = " (--block-size N where an id stands for another number of tokens)"
 
 
 def inspect(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace in any known format, - for standard input.")],
     model: Annotated[
         str | None,
@@ -44,8 +55,12 @@ def inspect(
     cache_tokens: Annotated[
         str, typer.Option(metavar="N", help=f"What each cache holds, in tokens, or '{UNLIMITED}'.")
     ] = DEFAULT_CAPACITY,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block of vLLM's prefix cache.")] = 16,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens in a page of SGLang's radix cache.")] = 1,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help=f"Tokens in a block of vLLM's prefix cache. [default: {VLLM_BLOCK}]")
+    ] = None,
+    page_size: Annotated[
+        int | None, typer.Option(min=1, help=f"Tokens in a page of SGLang's radix cache. [default: {SGLANG_PAGE}]")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FOLDER", help="Write reuse.parquet and inspect.json there."),
@@ -56,23 +71,38 @@ def inspect(
     page_format: Annotated[str, typer.Option("--format", "-f", metavar="NAME", help="terminal or json.")] = "terminal",
     most: Annotated[int, typer.Option(min=1, help="Findings to show, the costliest first.")] = 12,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a finding is an error.")] = False,
+    secrets: redacting.Secrets = False,
+    secret_pattern: redacting.SecretPatterns = None,
 ) -> None:
     """Count a trace, and say what caches could reuse of it and what in it spoils reuse.
 
     Runs no model and needs no GPU: prompts become token ids and are served to vLLM's and SGLang's prefix caches and to
-    a chunk cache, by their published rules. Exit code: 0, also with findings; 1 with --strict and an error among them;
-    2 for a bad trace or wrong usage.
+    a chunk cache, by their published rules. Of traces without prompts (Mooncake, WEKA), the hashes of blocks are served
+    to the prefix caches. Exit code: 0, also with findings; 1 with --strict and an error among them, or anything
+    that --secrets finds; 2 for a bad trace or wrong usage.
     """
     if page_format not in ("terminal", "json"):
         raise UsageError(f"unknown format {page_format!r}", "known: terminal, json")
-    from kvaudit.preflight.reuse import Caches
-    from kvaudit.traces.streaming import iter_requests
+    if secrets or secret_pattern:
+        from kvaudit.cli.secrets import look_for_secrets
 
-    caches = Caches(_capacity(cache_tokens), block_size, page_size)
-    requests = iter_requests(trace, trace_format)
-    first = next(requests)
-    reading, about = _reading("standard input" if str(trace) == "-" else str(trace), first, model)
-    inspection = _inspect(chain([first], requests), reading, about, caches, _tables(output, table))
+        found = look_for_secrets(context, trace, secret_pattern or (), page_format)
+        raise typer.Exit(1 if strict and found else 0)
+    from kvaudit.preflight.reuse import Caches
+    from kvaudit.traces.hash_only import HashedTrace
+    from kvaudit.traces.streaming import open_trace
+
+    capacity, name = _capacity(cache_tokens), "standard input" if str(trace) == "-" else str(trace)
+    tables = partial(_tables, output, table)
+    with open_trace(trace, trace_format) as opened:
+        if isinstance(opened, HashedTrace):
+            unused = [option for option, given in (("--model", model), ("--page-size", page_size)) if given]
+            block_tokens = _hashed_block(opened, block_size)
+            caches = Caches(capacity, block_tokens, block_tokens)
+            inspection, about = _inspect_hashes(opened, name, caches, unused, tables)
+        else:
+            caches = Caches(capacity, block_size or VLLM_BLOCK, page_size or SGLANG_PAGE)
+            inspection, about = _inspect_prompts(opened, name, model, caches, tables)
     if output is not None:
         _write_json(inspection, about, most, output / "inspect.json")
     _print(inspection, about, most, page_format)
@@ -122,14 +152,60 @@ def _tables(output: Path | None, table: Path | None) -> list[Path]:
     return [path for path in (output and output / "reuse.parquet", table) if path is not None]
 
 
-def _inspect(
-    requests: Iterable[Request], reading: Reading, about: About, caches: Caches, paths: list[Path]
-) -> Inspection:
-    from kvaudit import __version__
+def _inspect_prompts(
+    opened: StreamedTrace, name: str, model: str | None, caches: Caches, tables: Callable[[], list[Path]]
+) -> tuple[Inspection, About]:
     from kvaudit.preflight.inspection import inspect as inspect_requests
+    from kvaudit.traces.foreign import LEFT_OUT
+
+    first = next(opened.requests)
+    reading, about = _reading(name, first, model)
+    requests = chain([first], opened.requests)
+    inspection = _with_tables(tables(), about, caches, lambda each: inspect_requests(requests, reading, caches, each))
+    header: Mapping[str, Any] = opened.header
+    told = left_out_notes(opened)
+    left_out = tuple(header.get(LEFT_OUT, ())) if told else ()
+    return inspection, replace(about, notes=(*about.notes, *told), left_out=left_out)
+
+
+def _hashed_block(opened: HashedTrace, given: int | None) -> int:
+    if given is not None and opened.is_stated and given != opened.block_tokens:
+        raise UsageError(
+            f"--block-size {given}: the trace's hashes stand for blocks of {opened.block_tokens} tokens",
+            "leave --block-size out",
+        )
+    return given or opened.block_tokens
+
+
+def _inspect_hashes(
+    opened: HashedTrace, name: str, caches: Caches, unused: list[str], tables: Callable[[], list[Path]]
+) -> tuple[Inspection, About]:
+    from kvaudit.preflight.facts import About
+    from kvaudit.preflight.hashed import inspect_hashes, limits
+    from kvaudit.traces.foreign import told_left_out
+
+    about = About(name, None, None, None, hashes=opened.name)
+    first = next(opened.requests)
+    requests = chain([first], opened.requests)
+    inspection = _with_tables(tables(), about, caches, lambda each: inspect_hashes(requests, caches, each))
+    left_out = opened.tally.rows()
+    notes = [
+        *limits(inspection, opened.name, "" if opened.is_stated else _OTHER_BLOCKS),
+        *opened.notes,
+        *(f"{option} is not used: there are no prompts, and a page is a block" for option in unused),
+        *(f"left out {told_left_out(row)}" for row in left_out),
+    ]
+    return inspection, replace(about, notes=tuple(notes), left_out=tuple(left_out))
+
+
+def _with_tables(
+    paths: list[Path], about: About, caches: Caches, inspect: Callable[[Callable[[RequestReuse], None]], Inspection]
+) -> Inspection:
+    """What `inspect` finds, with every row that it gives in each of the tables."""
+    from kvaudit import __version__
 
     if not paths:
-        return inspect_requests(requests, reading, caches)
+        return inspect(lambda row: None)
     from kvaudit.preflight.table import reuse_table
 
     footer = {
@@ -148,7 +224,7 @@ def _inspect(
             for one in tables:
                 one.add(row)
 
-        return inspect_requests(requests, reading, caches, add)
+        return inspect(add)
 
 
 def _print(inspection: Inspection, about: About, most: int, page_format: str) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvaudit.cli import redacting
 from kvaudit.cli.record_import import EXAMPLES as IMPORT_EXAMPLES
 from kvaudit.cli.record_import import import_trace
 from kvaudit.cli.record_proxy import EXAMPLES as PROXY_EXAMPLES
 from kvaudit.cli.record_proxy import proxy
-from kvaudit.cli.recorded import counted, say, say_written
+from kvaudit.cli.recorded import counted, refuse_to_replace_input, say, say_written
 from kvaudit.errors import UsageError
 from kvaudit.records import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
+    from kvaudit.records import Request
     from kvaudit.traces.events import EventColumns
     from kvaudit.traces.rolling import Rolling
 
@@ -90,6 +92,9 @@ def rolling(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many requests.")] = None,
     seed: Annotated[int, typer.Option(help="Seeds which observation a request asks for.")] = 0,
+    redact: redacting.Redact = False,
+    redact_only: redacting.RedactOnly = None,
+    redact_pattern: redacting.RedactPatterns = None,
 ) -> None:
     """Record the rolling agent: a window of documents that moves over an event table, a question at every step."""
     from kvaudit.traces.events import EventColumns
@@ -107,17 +112,26 @@ def rolling(
         limit=limit,
         seed=seed,
     )
-    _record_rolling(events, columns, settings, output, headings_instruct=instruction is None and not document)
+    redaction = redacting.asked(redact, redact_only, redact_pattern)
+    headings_instruct = instruction is None and not document
+    _record_rolling(events, columns, settings, output, redaction, headings_instruct=headings_instruct)
 
 
 def _record_rolling(
-    events: Sequence[Path], columns: EventColumns, settings: Rolling, output: Path, *, headings_instruct: bool
+    events: Sequence[Path],
+    columns: EventColumns,
+    settings: Rolling,
+    output: Path,
+    redaction: redacting.Redaction | None,
+    *,
+    headings_instruct: bool,
 ) -> None:
     if settings.stride > settings.window:
         raise UsageError(
             f"--stride {settings.stride} is larger than --window {settings.window}",
             "windows overlap when it is smaller",
         )
+    refuse_to_replace_input(events, output)
     from kvaudit.traces.events import read_events
     from kvaudit.traces.rolling import rolling_requests, too_short
     from kvaudit.traces.writer import write_trace
@@ -127,9 +141,14 @@ def _record_rolling(
         settings = replace(settings, instruction=found.headings)
     short = too_short(found.streams, settings)
     header = {"workload": "rolling", "source": [path.name for path in events], **_described(settings, columns)}
-    written = write_trace(output, rolling_requests(found.streams, settings), header)
+    requests: Iterable[Request] = rolling_requests(found.streams, settings)
+    if redaction:
+        requests, header = redaction.apply(list(requests), header)
+    written = write_trace(output, requests, header)
     if short:
         say(f"left out {counted(len(short), 'key')} with fewer than {settings.fewest_events} events: {_few(short)}")
+    if redaction:
+        redaction.say()
     say_written(output, written)
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvaudit.cli.recorded import counted, say, say_written
+from kvaudit.cli import redacting, segmenting
+from kvaudit.cli.recorded import counted, refuse_to_replace_input, say, say_written
 from kvaudit.cli.values import no_limit_note
 from kvaudit.plugins import BUILT_IN
 from kvaudit.records import DEFAULT_MAX_TOKENS
 from kvaudit.reports.escape import visible
 
 if TYPE_CHECKING:
+    from kvaudit.records import Request
     from kvaudit.traces.importing import Imported, ImportedFile
 
 _FORMATS = "\n".join(f"  {plugin.name + ':':<17} {plugin.summary}" for plugin in BUILT_IN["traces"].values())
@@ -27,6 +29,9 @@ Examples:
   kvaudit record import batch.jsonl batch-results.jsonl -o trace.jsonl.zst
   kvaudit record import trajectories/ --format swe-agent -o trace.jsonl.zst
   zcat litellm.jsonl.gz | kvaudit record import - -o trace.jsonl.zst
+  kvaudit record import rag.jsonl --segment auto -o trace.jsonl.zst
+  kvaudit record import rag.jsonl --segment 'pattern:<document>.*?</document>' -o trace.jsonl
+  kvaudit record import capture.jsonl.zst --redact -o to-share.jsonl.zst
 
 \b
 Formats:
@@ -39,7 +44,9 @@ Calls that failed, ids that came before, embeddings, images and audio are left o
 and counted with their lines. Tool definitions become a system message and tool calls
 the end of their assistant's message, both as JSON text: the model's own tool template
 is not used. Of a logged answer only its length is taken, never its text.
-"""
+
+{segmenting.NOTES}
+{redacting.NOTES}"""
 
 _AUTO = "auto"
 _FILES_LISTED = 20
@@ -63,18 +70,36 @@ def import_trace(
         int,
         typer.Option(min=1, help="The longest answer, in tokens, where neither the request nor the log says."),
     ] = DEFAULT_MAX_TOKENS,
+    segment: segmenting.SegmentOption = None,
+    model: segmenting.ModelOption = None,
+    redact: redacting.Redact = False,
+    redact_only: redacting.RedactOnly = None,
+    redact_pattern: redacting.RedactPatterns = None,
 ) -> None:
     """Turn logs and traces of other tools, told by their content, into a trace of kvaudit's own."""
     from kvaudit.traces.importing import import_files
     from kvaudit.traces.writer import write_trace
 
-    imported = import_files(files, None if format_name == _AUTO else format_name, leave=output)
-    limited = (request if request.limited else replace(request, max_tokens=max_tokens) for request in imported.requests)
-    written = write_trace(output, limited, imported.header())
+    refuse_to_replace_input(files, output)
+    redaction = redacting.asked(redact, redact_only, redact_pattern)
+    cutting = segmenting.Segmenting(segment or (), model)
+    segmenting.check_model_is_used(model, cuts=cutting.reads_tokens, counts=redaction is not None)
+    format_or_none = None if format_name == _AUTO else format_name
+    imported = import_files(files, format_or_none, leave=output, keep_parts=cutting.keeps_parts)
+    requests: Sequence[Request] = imported.requests
+    header: Mapping[str, object] = imported.header()
+    if redaction:
+        requests, header = redaction.apply(requests, header, model)
+    requests, header = cutting.apply(requests, header)
+    limited = (request if request.limited else replace(request, max_tokens=max_tokens) for request in requests)
+    written = write_trace(output, limited, header)
     for line in (*_table(imported.files), *_notes(imported)):
         say(visible(line))
     if unlimited := no_limit_note(imported.requests, max_tokens, "--max-tokens sets another limit"):
         say(unlimited)
+    if redaction:
+        redaction.say()
+    cutting.say()
     say_written(output, written)
 
 

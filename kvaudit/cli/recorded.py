@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from kvaudit.errors import UsageError
 
 if TYPE_CHECKING:
     from kvaudit.traces.writer import Written
@@ -18,6 +22,14 @@ def say(text: str) -> None:
 
 def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def refuse_to_replace_input(files: Iterable[Path], output: Path) -> None:
+    """Raises UsageError where a file that is read would be replaced by what is written."""
+    with suppress(OSError):  # what cannot be looked at is refused where it is read or written
+        for file in files:
+            if str(file) != "-" and file.exists() and output.exists() and file.samefile(output):
+                raise UsageError(f"{output} is read, and would be replaced", "name another file with -o")
 
 
 def say_written(output: Path, written: Written) -> None:

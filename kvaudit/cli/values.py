@@ -14,6 +14,7 @@ from kvaudit.errors import UsageError
 
 if TYPE_CHECKING:
     from kvaudit.records import Request, Trace
+    from kvaudit.traces.streaming import StreamedTrace
 
 LARGEST_NUMBER = 2**63
 """Numbers from here on have no place in a manifest."""
@@ -69,7 +70,7 @@ def no_limit_note(requests: Iterable[Request], max_tokens: int, remedy: str) -> 
     return f"{count:,} request{' sets' if count == 1 else 's set'} no max_tokens: {max_tokens} are replayed ({remedy})"
 
 
-def left_out_notes(trace: Trace) -> list[str]:
+def left_out_notes(trace: Trace | StreamedTrace) -> list[str]:
     """What is said of a log that is read as it is: what was left out of it, and how the rest was taken."""
     from kvaudit.traces.foreign import LEFT_OUT, NOTES, told_counts, told_left_out
     from kvaudit.traces.native import HEADER

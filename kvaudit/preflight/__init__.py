@@ -7,4 +7,5 @@ reuse.py          each request's reuse             variants.py   segments that d
 inspection.py     all of it over a trace           templates.py  chat templates that change earlier turns
 facts.py          an inspection as data            page.py       as a page; plot.py: the strips on it
 table.py          one row a request, as Parquet    common.py     what two sequences share at their ends
+hashed.py         requests known by hashes only
 """

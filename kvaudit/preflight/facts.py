@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from kvaudit.preflight.findings import RULES, Finding
 from kvaudit.preflight.inspection import Inspection
@@ -15,13 +16,19 @@ MOST_BREAKS = 6
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What was inspected, and with what. `tokenizer` is None where only carried token ids were read."""
+    """What was inspected, and with what. `tokenizer` is None where only carried token ids were read.
+
+    `left_out` says what a log of others holds that is no request, as rows of reason, count and first places. `hashes`
+    names the format of a trace without prompts.
+    """
 
     trace: str
     tokenizer: str | None
     tokenizer_digest: str | None
     context_tokens: int | None
     notes: tuple[str, ...] = ()
+    left_out: tuple[Mapping[str, object], ...] = ()
+    hashes: str | None = None
 
 
 def share(part: int, whole: int) -> float:
@@ -29,7 +36,7 @@ def share(part: int, whole: int) -> float:
 
 
 def breaks(inspection: Inspection) -> list[tuple[str, str, BreakTotal]]:
-    """(kind of the segment, how, total), those with the most cached tokens after them first."""
+    """(kind of the segment, how, total), those that cost the most tokens first."""
     found = [(kind, how, total) for (kind, how), total in inspection.totals.breaks.items()]
     return sorted(found, key=lambda one: (-one[2].tokens, -one[2].requests, one[0], one[1]))
 
@@ -44,6 +51,8 @@ def as_data(inspection: Inspection, about: About, most: int) -> dict[str, object
         "tokenizer_digest": about.tokenizer_digest,
         "context_tokens": about.context_tokens,
         "notes": list(about.notes),
+        "left_out_of_log": list(about.left_out),
+        "hashed": inspection.hashed and {"format": about.hashes, **asdict(inspection.hashed)},
         "counts": {
             "requests": inspection.requests,
             "chats": inspection.chats,
@@ -59,8 +68,8 @@ def as_data(inspection: Inspection, about: About, most: int) -> dict[str, object
             "segment_tokens": dict(sorted(inspection.kind_tokens.items())),
         },
         "reuse": _reuse(inspection),
-        "breaks": [_break(*one) for one in breaks(inspection)],
-        "recompute": [_recompute(inspection, ratio) for ratio in RATIOS],
+        "breaks": [_break(*one, after_break(inspection)) for one in breaks(inspection)],
+        "recompute": [] if inspection.hashed else [_recompute(inspection, ratio) for ratio in RATIOS],
         "findings": [_finding(finding) for finding in inspection.findings[:most]],
         "finding_totals": _finding_totals(inspection.findings),
         "unchecked_pairs": inspection.unchecked_pairs,
@@ -69,24 +78,30 @@ def as_data(inspection: Inspection, about: About, most: int) -> dict[str, object
 
 def _reuse(inspection: Inspection) -> dict[str, object]:
     totals, caches = inspection.totals, inspection.caches
-    names = ("vllm_reused", "sglang_reused", "chunk_reused_any", "chunk_reused_stop_at_miss")
+    exact, chunks = ("vllm_reused", "sglang_reused"), ("chunk_reused_any", "chunk_reused_stop_at_miss")
     return {
         "capacity_tokens": caches.capacity,
         "vllm_block_tokens": caches.block_tokens,
         "sglang_page_tokens": caches.page_tokens,
         "too_large_for_the_cache": totals.too_large,
-        **{name: getattr(totals, name) for name in names},
+        **{name: getattr(totals, name) for name in exact},
+        **{name: None if inspection.hashed else getattr(totals, name) for name in chunks},
     }
 
 
-def _break(kind: str, how: str, total: BreakTotal) -> dict[str, object]:
+def after_break(inspection: Inspection) -> str:
+    """Which tokens after the end of a cached prefix are counted."""
+    return "computed" if inspection.hashed else "cached"
+
+
+def _break(kind: str, how: str, total: BreakTotal, after: str) -> dict[str, object]:
     row = total.worst
     broken = row.broken if row else None
     return {
         "kind": kind,
         "how": how,
         "requests": total.requests,
-        "cached_tokens_after": total.tokens,
+        f"{after}_tokens_after": total.tokens,
         "worst": row
         and broken
         and {
@@ -94,7 +109,7 @@ def _break(kind: str, how: str, total: BreakTotal) -> dict[str, object]:
             "segment": broken.segment,
             "token": broken.token,
             "prefix_from": broken.prefix_from,
-            "cached_tokens_after": total.worst_tokens,
+            f"{after}_tokens_after": total.worst_tokens,
         },
     }
 

@@ -30,7 +30,7 @@ RULES = MappingProxyType(
             "error",
             "no segment recurs",
             "tokens of the whole trace, which a replay would end inconclusive on",
-            "record more requests, or cut prompts into segments that recur",
+            "record more requests, or cut prompts where they recur: kvaudit record import --segment auto",
         ),
         "nothing-before-a-miss": Rule(
             "warning",

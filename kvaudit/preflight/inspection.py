@@ -32,8 +32,39 @@ class Reading:
 
 
 @dataclass(slots=True)
+class Named:
+    """How many requests something is true of, and the first of them."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, request_id: str) -> None:
+        self.first = self.first or request_id
+        self.count += 1
+
+
+@dataclass(slots=True)
+class HashedFacts:
+    """What a trace of lengths and hashes holds beside requests; blocks are full blocks that have an id.
+
+    `moved_blocks` have an id that came before under another prefix, `unnamed_tokens` stand in full blocks without one.
+    """
+
+    blocks: int = 0
+    distinct_blocks: int = 0
+    moved_blocks: int = 0
+    answer_tokens: int = 0
+    unnamed_tokens: int = 0
+    too_many_ids: Named = field(default_factory=Named)
+    too_few_ids: Named = field(default_factory=Named)
+
+
+@dataclass(slots=True)
 class Inspection:
-    """What a trace holds. `left_out` requests have no token ids and no tokenizer to make them."""
+    """What a trace holds. `left_out` requests have no token ids and no tokenizer to make them.
+
+    `hashed` is there for a trace without prompts: then there are no segments, chunks and findings.
+    """
 
     caches: Caches
     totals: ReuseTotals = field(default_factory=ReuseTotals)
@@ -47,6 +78,7 @@ class Inspection:
     refused: int = 0
     unchecked_pairs: int = 0
     findings: list[Finding] = field(default_factory=list)
+    hashed: HashedFacts | None = None
 
     @property
     def has_errors(self) -> bool:

@@ -8,9 +8,9 @@ from typing import TextIO
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from kvaudit.preflight.facts import MOST_BREAKS, About, breaks, share
+from kvaudit.preflight.facts import MOST_BREAKS, About, after_break, breaks, share
 from kvaudit.preflight.findings import RULES, Finding
-from kvaudit.preflight.inspection import Inspection
+from kvaudit.preflight.inspection import HashedFacts, Inspection
 from kvaudit.preflight.plot import BLOCKS, axis, strip
 from kvaudit.preflight.reuse import RATIOS, BreakTotal, binned_rates
 from kvaudit.reports.terminal import NARROWEST, WIDEST
@@ -23,6 +23,8 @@ CACHES = (
     ("chunk_reused_any", "any position"),
     ("chunk_reused_stop_at_miss", "stop at miss"),
 )
+_EXACT = 2
+"""Of `CACHES` the exact prefix caches, which need no prompts."""
 HOW = {
     "empty": "nothing cached",
     "differs": "differs",
@@ -56,6 +58,9 @@ def _parts(inspection: Inspection, about: About, most: int, ascii_only: bool) ->
         yield from _reuse(inspection)
         yield from _over_time(inspection, ascii_only)
         yield from _breaks(inspection)
+    if inspection.hashed:
+        return
+    if inspection.totals.requests:
         yield from _recompute(inspection)
     yield from _findings(inspection.findings, most)
 
@@ -63,6 +68,9 @@ def _parts(inspection: Inspection, about: About, most: int, ascii_only: bool) ->
 def _counts(inspection: Inspection, about: About) -> Iterator[RenderableType]:
     totals = inspection.totals
     yield Text(f"{_counted(inspection.requests, 'request')}, {_counted(totals.prompt_tokens, 'prompt token')}", "bold")
+    if inspection.hashed:
+        yield from sentences([*_hashed_counts(inspection, inspection.hashed, about), *about.notes])
+        return
     tokenizer = (
         f"tokens of the tokenizer of {about.tokenizer}"
         if about.tokenizer
@@ -97,14 +105,28 @@ def _counts(inspection: Inspection, about: About) -> Iterator[RenderableType]:
         yield table(("kind", "segments", "tokens", "share"), rows)
 
 
+def _hashed_counts(inspection: Inspection, hashed: HashedFacts, about: About) -> list[str]:
+    totals = inspection.totals
+    sessions = f"{_counted(len(inspection.sessions), 'session')}, " if inspection.sessions else ""
+    return [
+        f"{about.trace}, a {about.hashes} trace of lengths and hashes: {sessions}"
+        f"{_counted(hashed.blocks, 'full block')} of {inspection.caches.block_tokens:,} tokens, "
+        f"{hashed.distinct_blocks:,} distinct; {_counted(hashed.answer_tokens, 'answer token')}",
+        f"longest prompt {totals.longest_prompt:,} tokens (request {totals.longest_request!r})",
+    ]
+
+
 def _reuse(inspection: Inspection) -> Iterator[RenderableType]:
     totals, caches = inspection.totals, inspection.caches
     rows = [
         (f"exact prefix, vLLM (blocks of {caches.block_tokens})", totals.vllm_reused),
         (f"exact prefix, SGLang (pages of {caches.page_tokens})", totals.sglang_reused),
-        ("chunks at any position", totals.chunk_reused_any),
-        ("chunks up to the first miss (LMCache)", totals.chunk_reused_stop_at_miss),
     ]
+    if not inspection.hashed:
+        rows += [
+            ("chunks at any position", totals.chunk_reused_any),
+            ("chunks up to the first miss (LMCache)", totals.chunk_reused_stop_at_miss),
+        ]
     yield from heading("What could be reused")
     yield table(("cache", "tokens", "hit rate"), [(name, f"{n:,}", _share(inspection, n)) for name, n in rows])
     room = "without a limit" if caches.capacity is None else f"of {caches.capacity:,} tokens (--cache-tokens)"
@@ -117,9 +139,10 @@ def _reuse(inspection: Inspection) -> Iterator[RenderableType]:
 def _over_time(inspection: Inspection, ascii_only: bool) -> Iterator[RenderableType]:
     totals = inspection.totals
     yield from heading("Hit rate over the trace")
-    width = max(len(name) for _, name in CACHES)
+    caches = CACHES[:_EXACT] if inspection.hashed else CACHES
+    width = max(len(name) for name in ("request", *(name for _, name in caches)))
     drawn = ""
-    for column, name in CACHES:
+    for column, name in caches:
         drawn = strip(binned_rates(totals, column, PLOT_WIDTH), ascii_only)
         total = percent(share(getattr(totals, column), totals.prompt_tokens), 0)
         yield Text(f"  {name:<{width}} {drawn} {total}", no_wrap=True, overflow="crop")
@@ -132,27 +155,31 @@ def _breaks(inspection: Inspection) -> Iterator[RenderableType]:
     found = breaks(inspection)
     if not found:
         return
+    after = after_break(inspection)
     yield from heading("Where the cached prefix ends")
     rows = [
         (f"{kind}: {HOW[how]}", f"{total.requests:,}", f"{total.tokens:,}") for kind, how, total in found[:MOST_BREAKS]
     ]
-    yield table(("at a segment of kind", "requests", "cached tokens after it"), rows)
-    lines = [line for kind, how, total in found[:MOST_BREAKS] if (line := _worst(kind, how, total))]
+    yield table(
+        ("at a block" if inspection.hashed else "at a segment of kind", "requests", f"{after} tokens after it"), rows
+    )
+    lines = [line for kind, how, total in found[:MOST_BREAKS] if (line := _worst(kind, how, total, after))]
     if len(found) > MOST_BREAKS:
         lines.append(f"{len(found) - MOST_BREAKS} more in --format json")
     yield from sentences(lines)
 
 
-def _worst(kind: str, how: str, total: BreakTotal) -> str | None:
+def _worst(kind: str, how: str, total: BreakTotal, after: str) -> str | None:
     row = total.worst
     if row is None or row.broken is None or not total.worst_tokens:
         return None
     broken = row.broken
-    segment = f"segment {broken.segment}" if broken.segment else "the template's glue"
+    noun = "block" if after == "computed" else "segment"
+    segment = f"{noun} {broken.segment}" if broken.segment else "the template's glue"
     source = f", after the prefix of request {broken.prefix_from!r}" if broken.prefix_from is not None else ""
     return (
         f"{kind}, {HOW[how]}: request {row.request_id!r} at {segment}, token {broken.token:,}{source}: "
-        f"{total.worst_tokens:,} cached tokens go unused"
+        f"{total.worst_tokens:,} {'tokens are computed' if after == 'computed' else 'cached tokens go unused'}"
     )
 
 

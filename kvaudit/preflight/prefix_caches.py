@@ -12,12 +12,14 @@ SGLang (0.5.23: `srt/mem_cache/radix_cache.py`, `managers/schedule_batch.py`). A
 the longest match with all tokens but the last. Room is made for what is short, leaf by leaf, the least recently used
 first, each leaf as a whole.
 
-Token ids come as 32-bit integers in `bytes`. Capacities count tokens, None is no limit.
+Token ids come as 32-bit integers in `bytes`. Where a trace has names of blocks in place of token ids, a block is a page
+of the radix tree. Capacities count tokens, None is no limit.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -46,15 +48,17 @@ class BlockPrefixCache:
             )
         self._block_tokens = block_tokens
         self._size, self._blank = blocks, blocks or 0
-        self._blocks: dict[bytes, int] = {}
-        self._copies: dict[bytes, list[int]] = {}
-        self._queue: OrderedDict[int, bytes] = OrderedDict()
+        self._blocks: dict[Hashable, int] = {}
+        self._copies: dict[Hashable, list[int]] = {}
+        self._queue: OrderedDict[int, Hashable] = OrderedDict()
         self._next = 0
 
     def serve(self, token_ids: bytes) -> int | None:
         """Tokens of the prompt that were cached before it came; None for one that the cache cannot hold."""
-        tokens = len(token_ids) // ID_BYTES
-        hashes = self._hashes(token_ids)
+        return self.serve_blocks(self._hashes(token_ids), len(token_ids) // ID_BYTES)
+
+    def serve_blocks(self, hashes: Sequence[Hashable], tokens: int) -> int | None:
+        """As `serve`, from what names each full block and all before it; full blocks at the end may have no name."""
         usable = hashes[: (tokens - 1) // self._block_tokens]
         hits = next((index for index, known in enumerate(usable) if known not in self._blocks), len(usable))
         if self._size is None:
@@ -75,7 +79,7 @@ class BlockPrefixCache:
             hashes.append(parent)
         return hashes
 
-    def _allocate(self, hashes: list[bytes], hits: int, needed: int) -> None:
+    def _allocate(self, hashes: Sequence[Hashable], hits: int, needed: int) -> None:
         """Hold the blocks that were hit, take others for the rest of the prompt, and put them back when it is done."""
         held = [self._blocks[block_hash] for block_hash in hashes[:hits]]
         for block in held:
@@ -99,7 +103,7 @@ class BlockPrefixCache:
             else:
                 del self._blocks[block_hash]
 
-    def _forget_copy(self, block: int, block_hash: bytes) -> None:
+    def _forget_copy(self, block: int, block_hash: Hashable) -> None:
         """Of equal blocks the one that came first is hit."""
         copies = self._copies[block_hash]
         if self._blocks[block_hash] == block:
@@ -112,7 +116,7 @@ class BlockPrefixCache:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """`key`: the token ids on the edge to it. `cut`: something that went on here was evicted."""
+    """`key`: the ids on the edge to it. `cut`: something that went on here was evicted."""
 
     key: bytes
     parent: _Node | None
@@ -132,13 +136,17 @@ class Hit:
 
 
 class RadixPrefixCache:
-    """SGLang's radix cache. With `page_tokens` above 1 whole pages are matched and kept."""
+    """SGLang's radix cache. With `page_tokens` above 1 whole pages are matched and kept.
 
-    def __init__(self, capacity: int | None = None, page_tokens: int = 1) -> None:
+    `ids_a_page`: 32-bit integers that name a page. Its token ids name it, or 1 is its number.
+    """
+
+    def __init__(self, capacity: int | None = None, page_tokens: int = 1, ids_a_page: int | None = None) -> None:
         if capacity is not None and capacity < page_tokens:
             raise UsageError(f"a cache of {capacity:,} tokens holds no page", f"give it at least {page_tokens} tokens")
         self._capacity = capacity
-        self._page = page_tokens * ID_BYTES
+        self._page_tokens = page_tokens
+        self._page = (ids_a_page or page_tokens) * ID_BYTES
         self._root = _Node(b"", None, "", 0)
         self._clock = 0
         self._kept = 0
@@ -152,18 +160,24 @@ class RadixPrefixCache:
 
     def serve(self, token_ids: bytes, writer: str) -> Hit | None:
         """What was cached of the prompt before it came; None for one that the cache cannot hold."""
-        tokens = len(token_ids) // ID_BYTES
+        return self.serve_pages(token_ids, len(token_ids) // ID_BYTES, writer)
+
+    def serve_pages(self, page_ids: bytes, tokens: int, writer: str) -> Hit | None:
+        """As `serve`, from what names each page; what is too short for a page is left out."""
         if self._capacity is not None and tokens > self._capacity:
             return None
-        whole = len(token_ids) - len(token_ids) % self._page
-        usable = (len(token_ids) - ID_BYTES) // self._page * self._page
-        node, reused, how = self._walk(token_ids, usable)
-        hit = Hit(reused // ID_BYTES, node.writer if reused else None, "whole" if reused == usable else how)
+        whole = len(page_ids) // self._page * self._page
+        usable = min(whole, (tokens - 1) // self._page_tokens * self._page)
+        node, reused, how = self._walk(page_ids, usable)
+        hit = Hit(self._tokens(reused), node.writer if reused else None, "whole" if reused == usable else how)
         self._make_room(tokens - hit.reused)
-        node, kept, _ = self._walk(token_ids, whole)
+        node, kept, _ = self._walk(page_ids, whole)
         if kept < whole:
-            self._add_leaf(node, token_ids[kept:whole], writer)
+            self._add_leaf(node, page_ids[kept:whole], writer)
         return hit
+
+    def _tokens(self, length: int) -> int:
+        return length // self._page * self._page_tokens
 
     def _walk(self, token_ids: bytes, end: int) -> tuple[_Node, int, How]:
         """The node where the longest match within `end` bytes ends (split there), its length, and why it ends."""
@@ -217,7 +231,7 @@ class RadixPrefixCache:
     def _add_leaf(self, parent: _Node, key: bytes, writer: str) -> None:
         leaf = _Node(key, parent, writer, self._clock)
         parent.children[key[: self._page]] = leaf
-        self._kept += len(key) // ID_BYTES
+        self._kept += self._tokens(len(key))
         self._offer(leaf)
 
     def _offer(self, node: _Node) -> None:
@@ -234,14 +248,14 @@ class RadixPrefixCache:
         while shortfall > 0 and self._leaves:
             used, _, node = heappop(self._leaves)
             if node.parent is not None and not node.children and node.used == used:
-                shortfall -= len(node.key) // ID_BYTES
+                shortfall -= self._tokens(len(node.key))
                 self._evict(node)
 
     def _evict(self, node: _Node) -> None:
         parent = node.parent
         assert parent is not None
         del parent.children[node.key[: self._page]]
-        self._kept -= len(node.key) // ID_BYTES
+        self._kept -= self._tokens(len(node.key))
         node.parent, parent.cut = None, True
         if parent.parent is not None:
             self._offer(parent)

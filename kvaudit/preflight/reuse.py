@@ -31,8 +31,8 @@ class Caches:
 class Break:
     """Where a prompt leaves the longest cached prefix: in which piece, after how many tokens, and why (`Hit.how`).
 
-    `segment` counts the trace's segments from 1, None for template glue. `prefix_from` is the request that brought
-    the prefix, None where there is none.
+    `segment` counts the trace's segments from 1, None for template glue; in a trace without prompts it counts blocks.
+    `prefix_from` is the request that brought the prefix, None where there is none.
     """
 
     segment: int | None
@@ -44,18 +44,21 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class RequestReuse:
-    """Tokens of one request's prompt that each cache would have reused; None where it cannot hold the prompt."""
+    """Tokens of one request's prompt that each cache would have reused; None where it cannot hold the prompt.
+
+    Without the prompt, segments and chunks are None.
+    """
 
     request_id: str
     ordinal: int
     session: str | None
-    segments: int
+    segments: int | None
     prompt_tokens: int
     prelude_tokens: int
     vllm_reused: int | None
     sglang_reused: int | None
-    chunk_reused_any: int
-    chunk_reused_stop_at_miss: int
+    chunk_reused_any: int | None
+    chunk_reused_stop_at_miss: int | None
     broken: Break | None
 
 
@@ -106,7 +109,10 @@ def _break(prompt: PiecedPrompt, hit: Hit | None) -> Break | None:
 
 @dataclass(slots=True)
 class BreakTotal:
-    """Breaks of one kind and cause: how many, and the tokens after them that some cached chunk holds."""
+    """Breaks of one kind and cause: how many, and the tokens after them that some cached chunk holds.
+
+    Where chunks cannot be seen, all tokens after them.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -140,20 +146,25 @@ class ReuseTotals:
             self.longest_prompt, self.longest_request = row.prompt_tokens, row.request_id
         self.vllm_reused += row.vllm_reused or 0
         self.sglang_reused += row.sglang_reused or 0
-        self.chunk_reused_any += row.chunk_reused_any
-        self.chunk_reused_stop_at_miss += row.chunk_reused_stop_at_miss
         self.too_large += row.vllm_reused is None or row.sglang_reused is None
-        for ratio in RATIOS:
-            self.prefilled[ratio, "any"] += prefilled(row.prompt_tokens, row.chunk_reused_any, ratio)
-            self.prefilled[ratio, "stop-at-miss"] += prefilled(row.prompt_tokens, row.chunk_reused_stop_at_miss, ratio)
+        if row.chunk_reused_any is not None and row.chunk_reused_stop_at_miss is not None:
+            self._add_chunks(row.prompt_tokens, row.chunk_reused_any, row.chunk_reused_stop_at_miss)
         for name, values in self.series.items():
             values.append(getattr(row, name) or 0)
         if row.broken is not None:
             self._add_break(row, row.broken)
 
+    def _add_chunks(self, tokens: int, at_any_position: int, up_to_a_miss: int) -> None:
+        self.chunk_reused_any += at_any_position
+        self.chunk_reused_stop_at_miss += up_to_a_miss
+        for ratio in RATIOS:
+            self.prefilled[ratio, "any"] += prefilled(tokens, at_any_position, ratio)
+            self.prefilled[ratio, "stop-at-miss"] += prefilled(tokens, up_to_a_miss, ratio)
+
     def _add_break(self, row: RequestReuse, broken: Break) -> None:
         total = self.breaks.setdefault((broken.kind, broken.how), BreakTotal())
-        lost = max(0, row.chunk_reused_any - broken.token)
+        known = row.prompt_tokens if row.chunk_reused_any is None else row.chunk_reused_any
+        lost = max(0, known - broken.token)
         total.requests += 1
         total.tokens += lost
         if lost > total.worst_tokens:

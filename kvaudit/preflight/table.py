@@ -3,11 +3,13 @@
 | column | |
 | --- | --- |
 | request_id, ordinal, session | the request, its place in the trace from 0, its session |
-| segments | pieces of its prompt, template glue among them |
+| segments | pieces of its prompt, template glue among them; null where the trace has no prompts |
 | prompt_tokens, prelude_tokens | tokens of its prompt, and of the prompts served before it |
 | vllm_reused, sglang_reused | tokens an exact prefix cache had; null where the prompt does not fit into it |
-| chunk_reused_any, chunk_reused_stop_at_miss | tokens in chunks cached at any position, and up to the first miss |
-| break_segment, break_kind | where the cached prefix ends: segment (from 1; null for template glue), its kind |
+| chunk_reused_any, chunk_reused_stop_at_miss | tokens in chunks cached at any position, and up to the first miss; |
+| | null where the trace has no prompts |
+| break_segment, break_kind | where the cached prefix ends: segment (from 1; null for template glue), its kind; |
+| | block and its number where the trace has no prompts |
 | break_token | tokens of the prompt before that |
 | break_how | empty: nothing cached; differs; extends: an earlier prompt ended there; evicted |
 | prefix_from | the request that brought the prefix |
@@ -36,13 +38,13 @@ SCHEMA = pa.schema(
         pa.field("request_id", _text, nullable=False),
         pa.field("ordinal", _int, nullable=False),
         pa.field("session", _text),
-        pa.field("segments", _int, nullable=False),
+        pa.field("segments", _int),
         pa.field("prompt_tokens", _int, nullable=False),
         pa.field("prelude_tokens", _int, nullable=False),
         pa.field("vllm_reused", _int),
         pa.field("sglang_reused", _int),
-        pa.field("chunk_reused_any", _int, nullable=False),
-        pa.field("chunk_reused_stop_at_miss", _int, nullable=False),
+        pa.field("chunk_reused_any", _int),
+        pa.field("chunk_reused_stop_at_miss", _int),
         pa.field("break_segment", _int),
         pa.field("break_kind", _text),
         pa.field("break_token", _int),

@@ -12,7 +12,7 @@ from kvaudit.errors import KvauditError
 from kvaudit.preflight.common import common_start
 from kvaudit.preflight.findings import Findings, Place
 from kvaudit.preflight.pieces import PiecedPrompt
-from kvaudit.records import Request
+from kvaudit.records import Request, message_spans, messages_of
 
 ASSISTANT = "assistant"
 _NONE = "None"
@@ -33,7 +33,7 @@ class TemplateLint:
         self._renderer, self._encode, self._findings = renderer, encode, findings
 
     def add(self, request: Request, prompt: PiecedPrompt) -> None:
-        messages: list[Message] = [(segment.role or "user", segment.text) for segment in request.segments]
+        messages: list[Message] = [*messages_of(request.segments)]
         try:
             whole = self._renderer.render(messages)
             self._null_content(request, messages, whole)
@@ -67,7 +67,8 @@ class TemplateLint:
         nulls = [(role, None if index in empty else content) for index, (role, content) in enumerate(messages)]
         added = self._renderer.render(nulls).count(_NONE) - whole.count(_NONE)
         if added > 0:
-            place = Place(request.request_id, request.ordinal, empty[0] + 1, request.segments[empty[0]].kind)
+            first, _ = message_spans(request.segments)[empty[0]]
+            place = Place(request.request_id, request.ordinal, first + 1, request.segments[first].kind)
             self._findings.add(
                 "null-content",
                 place.kind,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 
 from kvaudit.errors import TraceError
 from kvaudit.records import Request, Segment, Trace
+from kvaudit.traces.id_lists import ListedPrompt
 from kvaudit.traces.segments import TraceDigest
 from kvaudit.traces.source import TraceSource
 
@@ -54,9 +57,13 @@ def _in_prompt(request: Request, segments: Sequence[Segment], where: str) -> str
     if not segments:
         return f"has nothing in {where.rstrip(', ')}"
     if request.chat:
+        if segments[0].role is None:
+            return f"is a chat, and {where}segment 1 has no role, so that it belongs to no message"
         for number, segment in enumerate(segments, start=1):
-            if segment.role is None or segment.token_ids is not None:
-                return f"is a chat, and {where}segment {number} is not a message with a role and a text"
+            if segment.token_ids is not None:
+                return f"is a chat, and {where}segment {number} has token ids in place of a text"
+            if segment.role is None and not segment.text:
+                return f"has no text in {where}segment {number} ({segment.kind})"
     elif "" in map(_text, segments):
         for number, segment in enumerate(segments, start=1):
             if not segment.text and not segment.token_ids:
@@ -69,17 +76,31 @@ def build_trace(
     requests: Iterable[Request],
     header: Mapping[str, object],
     blanks: Callable[[], bool] = lambda: True,
+    listed: Callable[[], ListedPrompt | None] = lambda: None,
 ) -> Trace:
     """The trace of these requests. `header` may still be filled while they are read. `blanks` says whether a segment
-    without text has been read so far.
+    without text has been read so far, `listed` how the prompt of the latest request was written.
 
     Raises TraceError with file and line for a request that cannot be replayed, an id that occurs twice, no requests.
     """
     digest, kept = TraceDigest(), []
-    for request in sound_requests(source, requests, blanks):
-        digest.add(request)
-        kept.append(request)
+    with _no_collections():
+        for request in sound_requests(source, requests, blanks):
+            digest.add(request, listed())
+            kept.append(request)
     return Trace(tuple(kept), digest.hexdigest(), source.name, header)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Requests are no cycles, and to look for some among millions of references takes a fifth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def sound_requests(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kvaudit.records import INSTRUCTION, MESSAGE, QUERY, TOOL_RESULT, Segment
+from kvaudit.records import INSTRUCTION, MESSAGE, QUERY, SEPARATOR, TOOL_RESULT, Segment
 from kvaudit.traces.fields import Fields, brief
 from kvaudit.traces.segments import SegmentPool
 from kvaudit.traces.source import TraceSource
@@ -32,21 +32,33 @@ _HINT = "only text can be replayed: take these requests out"
 def chat_segments(
     source: TraceSource, line: int, messages: Sequence[Any], pool: SegmentPool, tools: Any = None
 ) -> tuple[Segment, ...]:
-    """One segment a message. Definitions of `tools` follow the system messages that come first, as one of their own.
+    """One segment a message, or one a part of its content where `source` keeps parts; the first has the role.
 
+    A tool call is a part of its own. Definitions of `tools` follow the system messages that come first, as a message.
     Raises TraceError for a message that is not text under a known role.
     """
-    texts = [_role_and_text(source, line, number, message) for number, message in enumerate(messages, start=1)]
-    kinds = _kinds([role for role, _ in texts])
-    segments = [pool.intern(kind, text, role) for kind, (role, text) in zip(kinds, texts, strict=True)]
+    told = [_role_and_parts(source, line, number, message) for number, message in enumerate(messages, start=1)]
+    kinds = _kinds([role for role, _ in told])
+    spoken = [(kind, role, parts) for kind, (role, parts) in zip(kinds, told, strict=True)]
     if tools:
         definitions = _as_json(Fields(source, line, {}, "the request"), definitions_text, tools)
-        leading = next((at for at, (role, _) in enumerate(texts) if role not in _SYSTEM_ROLES), len(texts))
-        segments.insert(leading, pool.intern(INSTRUCTION, definitions, "system"))
-    return tuple(segments)
+        leading = next((at for at, (role, _) in enumerate(told) if role not in _SYSTEM_ROLES), len(told))
+        spoken.insert(leading, (INSTRUCTION, "system", [definitions]))
+    if not source.keeps_parts:
+        return tuple(pool.intern(kind, "".join(parts), role) for kind, role, parts in spoken)
+    return tuple(segment for kind, role, parts in spoken for segment in _part_segments(pool, kind, role, parts))
 
 
-def _role_and_text(source: TraceSource, line: int, number: int, message: Any) -> tuple[str, str]:
+def _part_segments(pool: SegmentPool, kind: str, role: str, parts: Sequence[str]) -> Iterator[Segment]:
+    """Parts with something in them; of a message without any, one empty segment."""
+    texts = [part for part in parts if part] or [""]
+    for at, text in enumerate(texts):
+        between = text.isspace() and len(texts) > 1
+        yield pool.intern(SEPARATOR if between else kind, text, None if at else role)
+
+
+def _role_and_parts(source: TraceSource, line: int, number: int, message: Any) -> tuple[str, list[str]]:
+    """The parts of a message, which joined are its text. A line end stands before each call that follows something."""
     if type(message) is not dict:
         raise source.error(line, f"message {number} is not an object")
     fields = Fields(source, line, message, f"message {number}")
@@ -56,9 +68,9 @@ def _role_and_text(source: TraceSource, line: int, number: int, message: Any) ->
         raise fields.error(f"has the role {brief(given)}", f"roles: {', '.join(_ROLES)}")
     content = message.get("content")
     parts = [_part(fields, part) for part in content] if type(content) is list else [fields.text("content") or ""]
-    calls = [_as_json(fields, call_text, call) for call in calls_of(message)]
-    text = "".join(parts)
-    return role, "\n".join([text, *calls] if text else calls)
+    for call in calls_of(message):
+        parts += ["\n"] * any(parts) + [_as_json(fields, call_text, call)]
+    return role, parts
 
 
 def _as_json(fields: Fields, write: Callable[[Any], str], value: Any) -> str:

@@ -72,15 +72,23 @@ class Imported:
         return header | {"imported": [file.as_data() for file in self.files]}
 
 
-def import_files(paths: Sequence[Path], format: str | None = None, leave: Path | None = None) -> Imported:  # noqa: A002
+def import_files(
+    paths: Sequence[Path],
+    format: str | None = None,  # noqa: A002
+    leave: Path | None = None,
+    *,
+    keep_parts: bool = False,
+) -> Imported:
     """Read files, and every file of folders in the order of their paths, `leave` not among them.
+
+    With `keep_parts`, every part of a chat message's content is a segment.
 
     Raises TraceError for a file that is named and holds nothing to replay, for one of a known format that is broken,
     and where nothing is left.
     """
     failures: dict[str, str] = {}
     named = list(_files(paths, leave))
-    files = [_read(path, format, failures, in_folder=in_folder) for path, in_folder in named]
+    files = [_read(path, format, failures, in_folder=in_folder, keep_parts=keep_parts) for path, in_folder in named]
     _leave_out_failures(files, failures)
     if len(files) > 1:
         _make_ids_distinct(files)
@@ -113,8 +121,16 @@ def _files(paths: Iterable[Path], leave: Path | None) -> Iterator[tuple[Path, bo
         yield from ((file, True) for file in inside)
 
 
-def _read(path: Path, format: str | None, failures: dict[str, str], *, in_folder: bool) -> ImportedFile:  # noqa: A002
-    with open_source(path) as source:
+def _read(
+    path: Path,
+    format: str | None,  # noqa: A002
+    failures: dict[str, str],
+    *,
+    in_folder: bool,
+    keep_parts: bool,
+) -> ImportedFile:
+    with open_source(path) as opened:
+        source = replace(opened, keeps_parts=keep_parts)
         if in_folder and source.is_empty():
             return ImportedFile(source.name, refusal="it is empty")
         try:

@@ -39,12 +39,16 @@ class Log:
 
 
 def read_log(source: TraceSource) -> Log:
-    """The records of JSON lines, of a JSON array or of Parquet. Raises TraceError, also while they are taken."""
+    """The records of JSON lines, of a JSON array or of Parquet; one object over several lines is one record.
+
+    Raises TraceError, also while they are taken.
+    """
     if _is_parquet(source):
         return Log(ROW, _rows(source))
     if _begins_with(source, b"["):
         return Log(ENTRY, _entries(source))
-    return Log(LINE, source.objects())
+    spread = _spread_object(source)
+    return Log(LINE, source.objects() if spread is None else iter([(1, spread)]))
 
 
 def first_record(source: TraceSource) -> Record:
@@ -53,7 +57,7 @@ def first_record(source: TraceSource) -> Record:
         return next((row for _, row in _rows(source)), {})
     if _begins_with(source, b"["):
         return _first_entry(source)
-    return source.first_object()
+    return _spread_object(source) or source.first_object()
 
 
 def document_beginning_with(source: TraceSource, keys: Collection[str]) -> Any:
@@ -99,6 +103,17 @@ def is_document(source: TraceSource) -> bool:
     objects = (line for _, line in source.lines() if not is_blank(line))
     first, second = next(objects, b""), next(objects, None)
     return second is None or not _is_object(first)
+
+
+def _spread_object(source: TraceSource) -> Record | None:
+    """The object of a file whose first line only opens it, as printing for people does; None for any other file."""
+    if next((line for _, line in source.lines() if not is_blank(line)), b"").strip() != b"{":
+        return None
+    try:
+        found = whole_document(source)
+    except TraceError:
+        return None
+    return found if type(found) is dict else None
 
 
 def _is_object(line: bytes) -> bool:

@@ -4,7 +4,8 @@ A header line, then, in any order in which a segment comes before its use:
 `{"segment": content_id, "kind": ..., "text": ..., "role": ..., "token_ids": [...]}` and
 `{"request": id, "segments": [...], "prelude": [[...], ...], "session": ..., "max_tokens": ..., "stop": [...],
 "expected": ..., "timestamp": seconds, "chat": ...}`, where a segment is a content id or, written by hand, an object
-with `kind` and `text`. The header may be left out.
+with `kind` and `text`. In a chat `role` begins a message, and a segment without one goes on with it. The header may be
+left out.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 from kvaudit.records import DEFAULT_MAX_TOKENS, KINDS, Request, Segment, Trace
 from kvaudit.traces.assembly import build_trace, sound_requests
 from kvaudit.traces.fields import Fields, brief
+from kvaudit.traces.id_lists import LISTED, IdLists, ListedPrompt
 from kvaudit.traces.segments import SegmentPool
-from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.source import NotThisFormatError, TraceSource, is_blank
 
 NAME = "kvaudit"
 """Under which `plugins.py` lists this format."""
@@ -26,6 +28,7 @@ HEADER = "kvaudit_trace"
 
 _CONTENT_FIELDS = ("kind", "text", "role", "token_ids")
 _SEGMENT_FIELDS = ("segment", *_CONTENT_FIELDS)
+_PLAIN_FIELDS = len(("segment", "kind", "text"))
 _REQUEST_FIELDS = (
     "request",
     "segments",
@@ -44,13 +47,16 @@ def read(source: TraceSource) -> Trace:
     _require_native(source)
     header: dict[str, object] = {}
     lines = _Lines(source, header)
-    return build_trace(source, lines.requests(), header, lines.blanks)
+    return build_trace(source, lines.requests(), header, lines.blanks, lines.listed)
 
 
-def iter_native(source: TraceSource) -> Iterator[Request]:
-    """The requests of `read`, as they are read. Raises NotThisFormatError at once, TraceError where it is met."""
+def iter_native(source: TraceSource, header: dict[str, object]) -> Iterator[Request]:
+    """The requests of `read`, as they are read; `header` is filled with the trace's.
+
+    Raises NotThisFormatError at once, TraceError where it is met.
+    """
     _require_native(source)
-    lines = _Lines(source, {})
+    lines = _Lines(source, header)
     return sound_requests(source, lines.requests(), lines.blanks)
 
 
@@ -64,25 +70,36 @@ class _Lines:
         self._source, self._header = source, header
         self._pool = SegmentPool()
         self._by_id: dict[str, Segment] = {}
+        self._lists = IdLists(self._by_id)
+        self._listed: ListedPrompt | None = None
         self._blanks = False
 
     def blanks(self) -> bool:
         """Whether a segment without text has been read."""
         return self._blanks
 
+    def listed(self) -> ListedPrompt | None:
+        """How the prompt of the latest request was written, where it was a plain list of ids."""
+        return self._listed
+
     def requests(self) -> Iterator[Request]:
-        ordinal = 0
-        for index, (line, values) in enumerate(self._source.objects()):
+        ordinal, is_first = 0, True
+        for line, content in self._source.lines():
+            self._listed = self._lists.read(content) if content.startswith(LISTED) else None
+            if self._listed is None and is_blank(content):
+                continue
+            values = self._listed.values if self._listed else self._source.object_of(line, content)
             if "request" in values:
                 yield self._request(line, ordinal, values)
                 ordinal += 1
             elif "segment" in values:
                 self._define(line, values)
-            elif HEADER in values and index == 0:
+            elif HEADER in values and is_first:
                 self._take_header(line, values)
             else:
                 what = "a second header" if HEADER in values else "neither a segment nor a request"
                 raise self._source.error(line, what)
+            is_first = False
 
     def _take_header(self, line: int, values: dict[str, Any]) -> None:
         version = values[HEADER]
@@ -95,13 +112,22 @@ class _Lines:
         self._header.update(values)
 
     def _define(self, line: int, values: dict[str, Any]) -> None:
-        fields = Fields(self._source, line, values, f"segment {brief(values['segment'])}")
-        fields.refuse_others(_SEGMENT_FIELDS)
-        segment = self._segment(fields)
+        kind, text = values.get("kind"), values.get("text")
+        if len(values) == _PLAIN_FIELDS and kind in KINDS and type(text) is str and text:
+            segment = self._pool.intern(kind, text)
+        else:
+            fields = self._defined(line, values)
+            fields.refuse_others(_SEGMENT_FIELDS)
+            segment = self._segment(fields)
         if values["segment"] != segment.content_id:
-            raise fields.error(f"has the content of {segment.content_id}", "the trace was changed or damaged")
+            raise self._defined(line, values).error(
+                f"has the content of {segment.content_id}", "the trace was changed or damaged"
+            )
         if self._by_id.setdefault(segment.content_id, segment) is not segment:
-            raise fields.error("shares its id with another content", "record the trace again")
+            raise self._defined(line, values).error("shares its id with another content", "record the trace again")
+
+    def _defined(self, line: int, values: dict[str, Any]) -> Fields:
+        return Fields(self._source, line, values, f"segment {brief(values['segment'])}")
 
     def _segment(self, fields: Fields) -> Segment:
         kind = fields.text("kind")
@@ -122,7 +148,7 @@ class _Lines:
         return Request(
             request_id=request_id,
             ordinal=ordinal,
-            segments=self._prompt(line, fields, fields.list("segments")),
+            segments=self._listed.segments if self._listed else self._prompt(line, fields, fields.list("segments")),
             prelude=tuple(self._prompt(line, fields, prompt) for prompt in fields.list("prelude")),
             session=fields.name("session"),
             max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,

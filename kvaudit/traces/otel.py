@@ -1,8 +1,8 @@
 """OpenTelemetry GenAI spans: OTLP JSON (`resourceSpans`, as one document or one export a line), or one span a line.
 
 Prompts are the attributes `gen_ai.system_instructions`, `gen_ai.input.messages` and `gen_ai.tool.definitions`, on the
-span or on an event of it, as structures or as JSON text. The session is `gen_ai.conversation.id`, else the trace.
-Spans are exported as they end, so they are sorted by their start.
+span or on an event of it, as structures or as JSON text; older spans have one attribute a field (`otel_older.py`). The
+session is `gen_ai.conversation.id`, else the trace. Spans are exported as they end, so they are sorted by their start.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvaudit.errors import TraceError
 from kvaudit.records import Trace
 from kvaudit.traces.foreign import Call, Examples, LeftOut, foreign_trace
 from kvaudit.traces.logs import LINE, Log, Record, first_key, first_record, is_document, read_log, whole_document
+from kvaudit.traces.otel_older import has_older_prompt, older_messages, older_tools
 from kvaudit.traces.outcomes import failure_of, other_call
 from kvaudit.traces.shapes import as_list, as_number, as_object, as_objects, first_of
 from kvaudit.traces.source import NotThisFormatError, TraceSource
@@ -43,6 +44,20 @@ EXAMPLES: Examples = (
                 'system: [{"name":"read"}]',
                 "user: Read it.",
                 'assistant: {"name":"read","arguments":{"path":1}}',
+                "tool: three lines",
+            ]
+        },
+    ),
+    (
+        '{"name": "openai.chat", "context": {"trace_id": "t", "span_id": "s"}, "attributes": {"llm.request.type": '
+        '"chat", "gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "Read it.", "gen_ai.prompt.1.role": '
+        '"assistant", "gen_ai.prompt.1.tool_calls.0.name": "read", "gen_ai.prompt.1.tool_calls.0.arguments": '
+        '"{\\"path\\": 1}", "gen_ai.prompt.2.role": "tool", "gen_ai.prompt.2.content": "three lines", '
+        '"gen_ai.completion.0.content": "Done.", "gen_ai.usage.completion_tokens": 3}}',
+        {
+            "s": [
+                "user: Read it.",
+                'assistant: {"name":"read","arguments":{"path": 1}}',
                 "tool: three lines",
             ]
         },
@@ -86,11 +101,11 @@ def _call(place: int, span: Record) -> Call | LeftOut:
     attributes = _attributes(span.get("attributes"))
     for event in as_objects(span.get("events")):
         attributes = {**_attributes(event.get("attributes")), **attributes}
-    operation = attributes.get("gen_ai.operation.name")
+    operation = first_of(attributes, "gen_ai.operation.name", "llm.request.type")
     if other := other_call(operation):
         return LeftOut(place, other)
-    if _INPUT not in attributes:
-        return LeftOut(place, _without_input(operation, attributes))
+    if _INPUT not in attributes and not has_older_prompt(attributes):
+        return LeftOut(place, _without_input(operation))
     status = as_object(span.get("status"))
     return Call(
         place,
@@ -98,7 +113,7 @@ def _call(place: int, span: Record) -> Call | LeftOut:
         request_id=_span_id(span),
         session=attributes.get("gen_ai.conversation.id") or _trace_id(span),
         time=first_of(span, "startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime"),
-        output_tokens=attributes.get("gen_ai.usage.output_tokens"),
+        output_tokens=first_of(attributes, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
         response=_outputs(attributes.get("gen_ai.output.messages")),
         failure=failure_of(
             None,
@@ -108,15 +123,16 @@ def _call(place: int, span: Record) -> Call | LeftOut:
     )
 
 
-def _without_input(operation: Any, attributes: dict[str, Any]) -> str:
-    if "gen_ai.prompt.0.role" in attributes:
-        return "has its prompt as 'gen_ai.prompt.N', an older form that is not read"
-    if operation in ("chat", "generate_content", "text_completion"):
+def _without_input(operation: Any) -> str:
+    if operation in ("chat", "generate_content", "text_completion", "completion"):
         return "has no prompt: its content was not captured"
     return "is no call of a model"
 
 
 def _body(attributes: dict[str, Any]) -> dict[str, Any]:
+    if _INPUT not in attributes:
+        given = {"messages": older_messages(attributes), "tools": older_tools(attributes)}
+        return {**given, **_sampling(attributes)}
     instructions = _decoded(attributes, "gen_ai.system_instructions")
     system = [{"role": "system", "parts": instructions if type(instructions) is list else [instructions]}]
     given = _decoded(attributes, _INPUT)
@@ -125,6 +141,12 @@ def _body(attributes: dict[str, Any]) -> dict[str, Any]:
     return {
         "messages": list(_chat([*(system if instructions else []), *given])),
         "tools": _decoded(attributes, "gen_ai.tool.definitions"),
+        **_sampling(attributes),
+    }
+
+
+def _sampling(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {
         "max_tokens": attributes.get("gen_ai.request.max_tokens"),
         "stop": attributes.get("gen_ai.request.stop_sequences"),
     }

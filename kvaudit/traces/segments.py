@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from itertools import compress
-from operator import attrgetter, not_
+from operator import attrgetter
 
 import orjson
 
 from kvaudit.errors import TraceError
 from kvaudit.records import KINDS, Request, Segment
+from kvaudit.traces.id_lists import ListedPrompt
 
 _ID_DIGITS = 16
 _content_id = attrgetter("content_id")
@@ -59,15 +59,23 @@ class TraceDigest:
         self._hash = sha256(b"kvaudit trace 1")
         self._seen: set[str] = set()
 
-    def add(self, request: Request) -> None:
-        prompts = (request.segments, *request.prelude)
-        ids = [list(map(_content_id, prompt)) for prompt in prompts]
-        for prompt, prompt_ids in zip(prompts, ids, strict=True):
-            unseen = map(not_, map(self._seen.__contains__, prompt_ids))
-            self._add_segments(compress(prompt, unseen))
-        asked = [request.request_id, request.max_tokens, request.stop, request.chat, ids[0], ids[1:]]
+    def add(self, request: Request, listed: ListedPrompt | None = None) -> None:
+        """Add a request. Of one that was read as `listed` the prompt is known already, the same as of the request."""
+        ids = self._prompt(request.segments) if listed is None else self._listed(listed)
+        asked = [request.request_id, request.max_tokens, request.stop, request.chat, ids]
+        asked.append(list(map(self._prompt, request.prelude)))
         kept = [request.session, request.expected, request.timestamp]
         self._hash.update(b"\n" + orjson.dumps([*asked, *kept]))
+
+    def _prompt(self, segments: Sequence[Segment]) -> list[str]:
+        ids = list(map(_content_id, segments))
+        if not self._seen.issuperset(ids):
+            self._add_segments(segments)
+        return ids
+
+    def _listed(self, listed: ListedPrompt) -> orjson.Fragment:
+        self._add_segments(listed.fresh)
+        return orjson.Fragment(listed.json)
 
     def _add_segments(self, segments: Iterable[Segment]) -> None:
         for segment in segments:

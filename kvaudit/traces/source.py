@@ -34,10 +34,14 @@ class NotThisFormatError(TraceError):
 
 @dataclass(frozen=True, slots=True)
 class TraceSource:
-    """`name` is what errors call the file, `path` where its bytes are."""
+    """`name` is what errors call the file, `path` where its bytes are.
+
+    `keeps_parts`: readers of chats give every part of a message's content as a segment, not the message as one.
+    """
 
     name: str
     path: Path
+    keeps_parts: bool = False
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """(line number from 1, line with its end) from the beginning, decompressed, without a byte order mark."""
@@ -55,15 +59,18 @@ class TraceSource:
     def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """(line number, JSON object) of every line that is not blank."""
         for number, line in self.lines():
-            if is_blank(line):
-                continue
-            try:
-                value = orjson.loads(line)
-            except orjson.JSONDecodeError as error:
-                raise self.error(number, _broken(line, error), "each line holds one whole JSON object") from error
-            if type(value) is not dict:
-                raise self.error(number, f"not a JSON object but {_JSON_NAMES.get(type(value), 'null')}")
-            yield number, value
+            if not is_blank(line):
+                yield number, self.object_of(number, line)
+
+    def object_of(self, number: int, line: bytes) -> dict[str, Any]:
+        """The JSON object that a line holds. Raises TraceError where it holds anything else."""
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise self.error(number, _broken(line, error), "each line holds one whole JSON object") from error
+        if type(value) is not dict:
+            raise self.error(number, f"not a JSON object but {_JSON_NAMES.get(type(value), 'null')}")
+        return value
 
     def first_object(self) -> dict[str, Any]:
         """The first object, for readers to tell their format by. Raises NotThisFormatError where there is none."""

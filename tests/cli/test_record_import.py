@@ -168,6 +168,18 @@ def test_nothing_is_written_where_an_error_is_told(log: Path, trace: Path, tmp_p
     assert not trace.exists()
 
 
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_log_is_not_replaced_by_its_trace(log: Path, tmp_path: Path, through_a_link: bool) -> None:
+    before, output = log.read_bytes(), log
+    if through_a_link:
+        output = tmp_path / "link.jsonl"
+        output.symlink_to(log)
+    result = run(log, "-o", output)
+    assert isinstance(result.exception, KvauditError)
+    assert result.exception.message == f"{output} is read, and would be replaced"
+    assert log.read_bytes() == before
+
+
 def test_replay_says_what_it_leaves_out_of_a_log(log: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["replay", str(log), "--engine", "scripted", "-o", str(tmp_path / "run")])
 

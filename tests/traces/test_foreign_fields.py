@@ -308,7 +308,7 @@ def test_otlp_exports_a_line_with_typed_values(file: Path) -> None:
         ("is no call of a model", ["line 2"]),
         ("has an image in its content", ["line 2 (message 1)"]),
         ("has a 'gen_ai.input.messages' that is broken JSON", ["line 2"]),
-        ("has its prompt as 'gen_ai.prompt.N', an older form that is not read", ["line 2"]),
+        ("has no text", ["line 2 (the request)"]),
     ]
     assert trace.header["notes"] == ["requests are sorted by their times, which are not in order in the log"]
 

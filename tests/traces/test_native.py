@@ -152,11 +152,16 @@ def test_empty_messages_of_a_chat_are_kept(file: Path) -> None:
         ([*SOUND, asked("r2", expected=549.03)], 6, "has a 'expected' that is not a string"),
         ([*SOUND, asked("r2", timestamp="now")], 6, "has a 'timestamp' that is not a number"),
         ([*SOUND, asked("r2", chat="yes")], 6, "has a 'chat' that is not true or false"),
-        ([*SOUND, asked("r2", chat=True)], 6, "segment 1 is not a message with a role and a text"),
+        ([*SOUND, asked("r2", chat=True)], 6, "segment 1 has no role, so that it belongs to no message"),
         (
             [*SOUND, {"request": "r2", "chat": True, "segments": [{**MESSAGE, "token_ids": [1]}]}],
             6,
-            "segment 1 is not a message with a role and a text",
+            "segment 1 has token ids in place of a text",
+        ),
+        (
+            [*SOUND, {"request": "r2", "chat": True, "segments": [MESSAGE, {**MESSAGE, "role": None, "text": ""}]}],
+            6,
+            "has no text in segment 2 (message)",
         ),
         ([*SOUND, defined(DOCUMENT, text="changed")], 6, "the trace was changed or damaged"),
         ([*SOUND, defined(DOCUMENT, segment=5)], 6, "segment 5 has the content of"),

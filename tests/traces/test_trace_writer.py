@@ -125,7 +125,7 @@ def test_compressed_bytes_hold_no_time_or_name_and_a_checksum(tmp_path: Path) ->
         (Request("r2", 1, ()), "request 'r2' has no segments"),
         (Request("r2", 1, (make_segment("query", ""),)), "request 'r2' has no text in segment 1 (query)"),
         (Request("r2", 1, (DOCUMENT,), max_tokens=0), "request 'r2' has max_tokens 0"),
-        (Request("r2", 1, (DOCUMENT,), chat=True), "is not a message with a role and a text"),
+        (Request("r2", 1, (DOCUMENT,), chat=True), "is a chat, and segment 1 has no role"),
         (Request("r2", 1, (Segment("query", "5", "x"),)), "whose id '5' is not that of its content"),
         (Request("r2", 1, (Segment("poem", "5", "x"),)), "request 'r2': 'poem' is no kind of segment"),
         (Request("r2", 1, (Segment("query", "5", "\udc80"),)), "half of a surrogate pair (U+DC80)"),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import orjson
 
 from kvaudit.engines.embedded.gguf_file import gguf_context_tokens, parsed_once
+from kvaudit.engines.embedded.kept_tokenizer import keep_tokenizer, kept_tokenizer, tokenizer_key
 from kvaudit.engines.embedded.models import ModelFiles, resolve_model
-from kvaudit.engines.embedded.tokenizer import ModelTokenizer, load_tokenizer
+from kvaudit.engines.embedded.tokenizer import ModelTokenizer, load_with_original
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,29 @@ class ReadingModel:
 
 
 def open_tokenizer(model: str) -> ReadingModel:
-    """Raises UsageError for an unknown model or one without a tokenizer, EngineError for a failed fetch or damage."""
+    """Open a model's tokenizer: slowly the first time, then from the user's cache.
+
+    Raises UsageError for an unknown model or one without a tokenizer, EngineError for a failed fetch or damage.
+    """
     files = resolve_model(model)
+    key = tokenizer_key(files)
+    if key is not None and (opened := _kept(model, key)) is not None:
+        return opened
     with parsed_once():
-        return ReadingModel(model, load_tokenizer(files), _context_tokens(files))
+        tokenizer, original = load_with_original(files)
+        opened = ReadingModel(model, tokenizer, _context_tokens(files))
+    if key is not None:
+        facts = (tokenizer.digest, tokenizer.leading_ids, tokenizer.end_ids, opened.context_tokens)
+        keep_tokenizer(key, original, *facts)
+    return opened
+
+
+def _kept(model: str, key: str) -> ReadingModel | None:
+    kept = kept_tokenizer(key)
+    if kept is None:
+        return None
+    tokenizer = ModelTokenizer(kept, kept.leading_ids, kept.end_ids)
+    return ReadingModel(model, tokenizer, kept.context_tokens) if tokenizer.digest == kept.digest else None
 
 
 def _context_tokens(files: ModelFiles) -> int | None:

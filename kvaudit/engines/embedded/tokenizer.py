@@ -60,6 +60,16 @@ class ModelTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of `encode`, and for each the half-open range of characters that it stands for.
+
+        Tokens that share a character have it in each of their ranges; a space may lie between two ranges.
+        """
+        encoded = self._tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
+        )
+        return encoded["input_ids"], encoded["offset_mapping"]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -117,6 +127,11 @@ def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
 
     Raises UsageError where there is none, EngineError for a damaged one.
     """
+    return load_with_original(files)[0]
+
+
+def load_with_original(files: ModelFiles) -> tuple[ModelTokenizer, Any]:
+    """As `load_tokenizer`, with the transformers tokenizer under it."""
     if files.gguf_file is None and not any((files.folder / name).is_file() for name in TOKENIZER_FILES):
         raise UsageError(f"model {files.name!r}: no tokenizer in {files.folder}", "needs a tokenizer.json")
     with quietly(f"tokenizer of model {files.name!r}"), parsed_once():
@@ -126,9 +141,9 @@ def load_tokenizer(files: ModelFiles) -> ModelTokenizer:
             files.folder, gguf_file=files.gguf_file, local_files_only=True, trust_remote_code=False
         )
         if files.gguf_file is None:
-            return ModelTokenizer(tokenizer)
+            return ModelTokenizer(tokenizer), tokenizer
         path = files.folder / files.gguf_file
-        return ModelTokenizer(tokenizer, gguf_leading_ids(path), gguf_end_ids(path))
+        return ModelTokenizer(tokenizer, gguf_leading_ids(path), gguf_end_ids(path)), tokenizer
 
 
 def _same_every_day(template: str) -> str:

@@ -81,8 +81,20 @@ def test_encode_adds_nothing_and_decode_keeps_everything() -> None:
     assert ids[-1] == 1
     assert ids.count(2) == 1
     assert tokenizer.decode(ids) == text
+    assert tokenizer.offsets(text)[0] == ids
     assert tokenizer.encode("") == []
     assert tokenizer.end_ids == {1}
+
+
+@UNHURRIED
+@given(st.text())
+def test_offsets_go_with_the_ids_and_cover_every_character(text: str) -> None:
+    ids, offsets = BYTES.offsets(text)
+
+    assert ids == BYTES.encode(text)
+    assert len(ids) == len(offsets)
+    assert {at for start, end in offsets for at in range(start, end)} == set(range(len(text)))
+    assert offsets == sorted(offsets)
 
 
 @UNHURRIED

@@ -1,0 +1,77 @@
+"""Values that a border between segments cuts in two: each half alone may look like nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from kvaudit.redaction.detectors import Hit
+
+REACH = 512
+"""Characters on either side of a border in which values that it cuts are looked for."""
+
+
+class Edges(NamedTuple):
+    """What is looked at of a text of `length` characters: all of it as `head` where `tail` is empty, else both ends."""
+
+    head: str
+    tail: str
+    length: int
+
+
+class Piece(NamedTuple):
+    """A part of the text number `at`, from `start` on."""
+
+    at: int
+    start: int
+    text: str
+
+
+def edges(text: str) -> Edges:
+    if len(text) <= 2 * REACH:
+        return Edges(text, "", len(text))
+    return Edges(text[:REACH], text[-REACH:], len(text))
+
+
+def stretches(texts: Iterable[Edges]) -> Iterator[list[Piece]]:
+    """Neighbouring pieces around the borders between texts that follow each other without anything in between."""
+    stretch: list[Piece] = []
+    for at, text in enumerate(texts):
+        stretch.append(Piece(at, 0, text.head))
+        if text.tail:
+            if len(stretch) > 1:
+                yield stretch
+            stretch = [Piece(at, text.length - len(text.tail), text.tail)]
+    if len(stretch) > 1:
+        yield stretch
+
+
+class Cut(NamedTuple):
+    """A value that goes over a border. `parts`: the number of a text, and where the value is in it."""
+
+    detector: str
+    value: str
+    parts: tuple[tuple[int, Hit], ...]
+
+
+def cut_values(stretch: Sequence[Piece], find: Callable[[str], Iterable[Hit]]) -> list[Cut]:
+    """What `find` finds in the pieces together that goes over a border between them."""
+    ends = list(accumulate(len(piece.text) for piece in stretch))
+    joined = "".join(piece.text for piece in stretch)
+    cuts = []
+    for hit in find(joined):
+        first = bisect_right(ends, hit.start)
+        if hit.end <= ends[first]:
+            continue
+        last = bisect_left(ends, hit.end)
+        parts = tuple(_part(stretch[at], ends[at], hit) for at in range(first, last + 1) if stretch[at].text)
+        cuts.append(Cut(hit.name, joined[hit.start : hit.end], parts))
+    return cuts
+
+
+def _part(piece: Piece, end: int, hit: Hit) -> tuple[int, Hit]:
+    begin = end - len(piece.text)
+    start, stop = max(hit.start, begin) - begin, min(hit.end, end) - begin
+    return piece.at, Hit(piece.start + start, piece.start + stop, hit.name)
