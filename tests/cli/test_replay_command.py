@@ -150,6 +150,7 @@ def test_options_reach_the_manifest(kvaudit, trace, tmp_path):
         "write_back": "isolated",
         "suffix": "with-rows",
         "deviation": "key",
+        "keys": "moved",
         "check_layer": 1,
         "capacity_bytes": 2**20,
     }
