@@ -74,7 +74,7 @@ def compare(drawn: random.Random, family: str, write_back: WriteBack) -> Counter
         if len(got.reusable):
             seen.update((policy.start, *policy.needs))
             seen["narrowed"] += len(got.selected) < got.choice.recomputed
-            seen["rewritten"] += write_back == "last-writer" and got.kept_from.min() < 3
+            seen["rewritten"] += write_back == "last-writer" and bool(got.kept_from.min() < 3)
     return seen
 
 
