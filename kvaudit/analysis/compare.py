@@ -107,6 +107,11 @@ class Grid:
         taken = self.observations.select(list(names)).take(pa.array(rows, mask=rows == NO_ROW))
         return {name: _floats(taken[name]) for name in names}
 
+    def reuses_nothing(self, arm: int) -> bool:
+        """Whether every request of an arm says that nothing was cached of it: such an arm is full prefill."""
+        columns = self.columns(("reused_tokens", "reusable_tokens"), arm)
+        return all(bool((column == 0).all()) for column in columns.values())
+
     def text(self, arm: int, request: int) -> str | None:
         """An answer's text, None where there is none."""
         row = self.rows[arm, request]

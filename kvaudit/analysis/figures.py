@@ -301,8 +301,11 @@ def _order_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contras
 
 
 def _history_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:
+    """None where the reset control reuses nothing: it is full prefill then, and tells no error of the policy."""
     for policy in grid.policies:
         for reset in grid.find(policy, "reset")[:1]:
+            if grid.reuses_nothing(reset):
+                continue
             for arm in grid.find(policy):
                 if arm in reference and reset in reference:
                     figure = Figure("history_loss", policy, grid.arms[arm].order, "none")

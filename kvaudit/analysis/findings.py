@@ -25,7 +25,8 @@ class Finding:
     compared: requests that were compared between orders; flipped: how many of them any two orders answered
     differently, with the first few as examples.
     own_losses: of reset_compared requests, how many the policy answers otherwise than full prefill even without
-    history (reset control).
+    history (reset control). reset_reuses: whether anything is reused there (preludes are served before their
+    requests); if not, the control is full prefill and cannot tell the policy's own error from history.
     repeat_losses: of repeat_compared requests, how many the repeat control answers differently.
     overlap: how many successive requests of the stream share content; block: how many of them count as one here.
     smallest_visible: the smallest share of affected requests that would have shown with 95 % probability.
@@ -41,6 +42,7 @@ class Finding:
     examples: tuple[str, ...]
     reset_compared: int
     own_losses: int
+    reset_reuses: bool
     repeat_compared: int
     repeat_losses: int
     overlap: int
@@ -89,6 +91,7 @@ def _finding(
         examples=tuple(grid.request_ids[int(index)].as_py() for index in flipped[:EXAMPLES]),
         reset_compared=sum(int(pair.comparable.sum()) for pair in resets),
         own_losses=sum(int(pair.differs.sum()) for pair in resets),
+        reset_reuses=not any(map(grid.reuses_nothing, grid.find(policy, "reset"))),
         repeat_compared=repeat_compared,
         repeat_losses=repeat_losses,
         overlap=overlap,

@@ -409,6 +409,8 @@ def _short_stream(finding: Finding) -> str:
 
 def _own_error(finding: Finding) -> str:
     head = "With the cache emptied before each request"
+    if not finding.reset_reuses:
+        return f"{head} nothing is reused: what is lost to history and what to the {OWN_ERROR} cannot be told apart."
     if finding.own_losses:
         return (
             f"{head} {finding.own_losses:,} of {finding.reset_compared:,} answers still differ from full prefill's: so "

@@ -15,6 +15,7 @@ from kvaudit.analysis.gates import GateResult, Gates
 from kvaudit.analysis.limits import MAX_NOISE
 from kvaudit.analysis.verdict import EXIT_CODES, Verdict, decide
 from kvaudit.errors import UsageError
+from kvaudit.reports.words import finding_details
 from kvaudit.schema import TABLES
 
 WORDS = "a b c d"
@@ -64,6 +65,20 @@ def test_an_answer_that_differs_between_orders_is_history():
     assert (found.own_losses, found.reset_compared) == (0, 4)
     assert found.chance_of_reproducing == pytest.approx(1 / 3)
     assert (found.repeat_losses, found.repeat_compared) == (0, 4)
+
+
+@pytest.mark.parametrize("reusable", [0, 60])
+def test_a_reset_control_that_reuses_nothing_tells_no_own_error(reusable):
+    def columns(planned, index):
+        return {"reused_tokens": 0, "reusable_tokens": reusable} if planned.control == "reset" else {}
+
+    built = run(damaged(other=FLIPPED), columns=columns)
+    found = finding(built)
+    audit = analyse(built, Gates())
+    told = " ".join(finding_details(audit.findings[0]))
+    assert found.reset_reuses == bool(reusable)
+    assert ("is history" in told, "cannot be told apart" in told) == (bool(reusable), not reusable)
+    assert any(figure.metric == "history_loss" for figure in audit.figures) == bool(reusable)
 
 
 def test_a_policy_that_is_wrong_alike_in_every_order_has_no_history():
