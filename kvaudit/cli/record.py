@@ -136,7 +136,8 @@ def _record_rolling(
     from kvaudit.traces.rolling import rolling_requests, too_short
     from kvaudit.traces.writer import write_trace
 
-    found = read_events(events, columns, only_key="rolling")
+    with redacting.hiding(redaction):
+        found = read_events(events, columns, only_key="rolling")
     if headings_instruct:
         settings = replace(settings, instruction=found.headings)
     short = too_short(found.streams, settings)
@@ -146,7 +147,8 @@ def _record_rolling(
         requests, header = redaction.apply(list(requests), header)
     written = write_trace(output, requests, header)
     if short:
-        say(f"left out {counted(len(short), 'key')} with fewer than {settings.fewest_events} events: {_few(short)}")
+        few = redacting.shown(redaction, _few(short))
+        say(f"left out {counted(len(short), 'key')} with fewer than {settings.fewest_events} events: {few}")
     if redaction:
         redaction.say()
     say_written(output, written)

@@ -85,16 +85,18 @@ def import_trace(
     cutting = segmenting.Segmenting(segment or (), model)
     segmenting.check_model_is_used(model, cuts=cutting.reads_tokens, counts=redaction is not None)
     format_or_none = None if format_name == _AUTO else format_name
-    imported = import_files(files, format_or_none, leave=output, keep_parts=cutting.keeps_parts)
+    with redacting.hiding(redaction):
+        imported = import_files(files, format_or_none, leave=output, keep_parts=cutting.keeps_parts)
     requests: Sequence[Request] = imported.requests
     header: Mapping[str, object] = imported.header()
     if redaction:
-        requests, header = redaction.apply(requests, header, model)
+        with redacting.hiding(redaction):
+            requests, header = redaction.apply(requests, header, model)
     requests, header = cutting.apply(requests, header)
     limited = (request if request.limited else replace(request, max_tokens=max_tokens) for request in requests)
     written = write_trace(output, limited, header)
     for line in (*_table(imported.files), *_notes(imported)):
-        say(visible(line))
+        say(visible(redacting.shown(redaction, line)))
     if unlimited := no_limit_note(imported.requests, max_tokens, "--max-tokens sets another limit"):
         say(unlimited)
     if redaction:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvaudit.cli.recorded import counted, say
-from kvaudit.errors import UsageError
+from kvaudit.errors import KvauditError, UsageError
 from kvaudit.redaction.builtin import KEY, SUMMARIES
 from kvaudit.reports.escape import visible
 
@@ -24,7 +26,10 @@ _SHORTEST_SALT = 16
 _SEGMENTS_SHOWN = 3
 _DETECTORS = "\n".join(f"  {name + ':':<7} {summary}" for name, summary in SUMMARIES.items())
 
-NOT_LOOKED_FOR = "names, postal addresses, national phone numbers and images are not looked for"
+NOT_LOOKED_FOR = (
+    "names, postal addresses, national phone numbers, bank accounts, passwords that nothing announces, "
+    "encoded text and images are not looked for"
+)
 
 NOTES = f"""\b
 Redaction (--redact) puts [EMAIL-3f9a1c2b] in the place of a value: in texts, ids,
@@ -34,7 +39,8 @@ placeholder, so that segments that recur still recur. Detectors:
 Placeholders come from a salt that is made for each command and kept nowhere. Set
 {SALT_VARIABLE} to {_SHORTEST_SALT} characters or more for the same placeholders in
 several commands, and keep it as secret as the values. It can miss things:
-{NOT_LOOKED_FOR}.
+{textwrap.fill(NOT_LOOKED_FOR, 80)}.
+It can replace what is harmless, too: between the two, it replaces.
 A capture of the proxy holds everything, raw requests too: import it with --redact, and
 share what that writes. See kvaudit inspect TRACE --secrets.
 """
@@ -51,7 +57,11 @@ RedactPatterns = Annotated[
 ]
 Secrets = Annotated[
     bool,
-    typer.Option("--secrets", help="Look for secrets and personal data, before a file is shared, and nothing else."),
+    typer.Option(
+        "--secrets",
+        help="Look for secrets and personal data, before a file is shared, and nothing else. It rather names what is "
+        f"harmless than miss something, and misses things all the same: {NOT_LOOKED_FOR}.",
+    ),
 ]
 SecretPatterns = Annotated[
     list[str] | None,
@@ -86,6 +96,10 @@ class Redaction:
         before = kept.get(HEADER)
         runs = [*(before if isinstance(before, list) else ()), self._as_data(model)]
         return redacted, kept | {HEADER: runs}
+
+    def hide(self, text: str) -> str:
+        """The text as it may be shown, with the placeholders that the trace has; it is not counted."""
+        return self._redactor.redact(text).text
 
     def say(self) -> None:
         for line in self._report():
@@ -140,6 +154,22 @@ class Redaction:
 def asked(redact: bool, only: str | None, patterns: Sequence[str] | None) -> Redaction | None:
     """None where nothing is to be redacted. Each of the options turns redaction on."""
     return Redaction(only, patterns or ()) if redact or only is not None or patterns else None
+
+
+def shown(redaction: Redaction | None, text: str) -> str:
+    return text if redaction is None else redaction.hide(text)
+
+
+@contextmanager
+def hiding(redaction: Redaction | None) -> Iterator[None]:
+    """Errors name what they are about: with redaction, they do it without what is to be redacted."""
+    try:
+        yield
+    except KvauditError as error:
+        error.message = shown(redaction, error.message)
+        error.hint = error.hint and shown(redaction, error.hint)
+        error.args = (error.message,)
+        raise
 
 
 def chosen_detectors(only: str | None, patterns: Sequence[str]) -> list[Detector]:

@@ -12,18 +12,18 @@ import typer
 
 from kvaudit.cli.recorded import counted
 from kvaudit.cli.redacting import NOT_LOOKED_FOR, chosen_detectors
-from kvaudit.errors import TraceError, UsageError
+from kvaudit.cli.unreadable import ReadableLines
+from kvaudit.errors import UsageError
 from kvaudit.redaction.scans import LineScan, Scan, TraceScan
 from kvaudit.reports.escape import visible
 from kvaudit.traces.native import HEADER
-from kvaudit.traces.source import NotThisFormatError, TraceSource, is_blank, open_source
+from kvaudit.traces.source import NotThisFormatError, TraceSource, open_source
 
 if TYPE_CHECKING:
     from kvaudit.redaction.findings import Finding
 
 REPORT_VERSION = 1
 _PARAMETERS = ("trace", "secrets", "secret_pattern", "page_format", "strict")
-_PARQUET = b"PAR1"
 _STANDARD_INPUT = "standard input"
 
 
@@ -35,31 +35,29 @@ class _Looked(NamedTuple):
     records: int
     detectors: list[str]
     findings: list[Finding]
+    not_utf8: int
 
 
 def look_for_secrets(context: typer.Context, trace: Path, patterns: Sequence[str], page_format: str) -> bool:
-    """Print what the detectors find in a file, and say whether they found anything.
+    """Print what the detectors find in a file, and say whether they found anything or could not look at every line.
 
-    Every line is looked at, also what no replay uses. Raises TraceError for a file that cannot be read, UsageError for
-    a broken pattern and for options of `context` that say how the trace is inspected otherwise.
+    Every line is looked at, also what no replay uses. Raises TraceError for a file that cannot be read or is no text
+    in UTF-8, UsageError for a broken pattern and for options of `context` that inspect the trace otherwise.
     """
     _refuse_other_options(context)
     detectors = chosen_detectors(None, patterns)
     with open_source(trace) as source:
         own = _is_own(source)
         scan: Scan = TraceScan(detectors) if own else LineScan(detectors)
-        for line, content in source.lines():
-            if line == 1 and content.startswith(_PARQUET):
-                raise TraceError(
-                    f"{source.name} is a Parquet file, and only lines of text are looked at",
-                    "import it with kvaudit record import --redact, and share the trace that it writes",
-                )
+        lines = ReadableLines(source)
+        for line, content in lines:
             _add(scan, line, content)
         names = [detector.name for detector in detectors]
-        looked = _Looked(source.name, "request" if own else "line", scan.records, names, scan.findings())
+        unit = "request" if own else "line"
+        looked = _Looked(source.name, unit, scan.records, names, scan.findings(), lines.not_utf8)
     for text in _json(looked) if page_format == "json" else _page(looked):
         typer.echo(text)
-    return bool(looked.findings)
+    return bool(looked.findings or looked.not_utf8)
 
 
 def _refuse_other_options(context: typer.Context) -> None:
@@ -78,8 +76,6 @@ def _is_own(source: TraceSource) -> bool:
 
 
 def _add(scan: Scan, line: int, content: bytes) -> None:
-    if is_blank(content):
-        return
     try:
         values = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -95,8 +91,15 @@ def _page(looked: _Looked) -> Iterator[str]:
     if looked.findings:
         yield visible(f"{looked.name}: do not share this file as it is ({looked_at})")
         yield from _table(looked)
-    else:
+    elif not looked.not_utf8:
         yield visible(f"{looked.name}: nothing was found in {looked_at} by {', '.join(looked.detectors)}")
+    else:
+        yield visible(f"{looked.name}: do not share this file before all of it was looked at ({looked_at})")
+    if looked.not_utf8:
+        yield (
+            f"{counted(looked.not_utf8, 'line')} not in UTF-8, of which only what is ASCII was looked at: convert the "
+            "file to UTF-8, and look again"
+        )
     if looked.unit == "line":
         yield "Every string of the file was looked at, also what no replay uses."
     yield f"The detectors can miss things: {NOT_LOOKED_FOR}."
@@ -124,6 +127,7 @@ def _json(looked: _Looked) -> Iterator[str]:
         "trace": visible(looked.name),
         "unit": looked.unit,
         "records": looked.records,
+        "lines_not_utf8": looked.not_utf8,
         "detectors": looked.detectors,
         "findings": [_finding(finding) for finding in looked.findings],
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from kvaudit.preflight.common import common_start
 from kvaudit.preflight.inspection import HashedFacts, Inspection, Named
@@ -20,16 +21,24 @@ BLOCK = "block"
 BlockIds = tuple[int | str, ...]
 
 
+class _Known(NamedTuple):
+    numbers: dict[tuple[int, int | str], int]
+    """By the number of the block before and the block's id."""
+    after: dict[int | str, int]
+    """The number before a block's first occurrence."""
+
+
 class BlockNumbers:
     """One number for each block together with all before it, the same for the same ids in the same order.
 
-    Requests of one namespace come together: what is known of another is forgotten.
+    Requests of one local namespace come together: it is forgotten behind them. The global one, whose name is empty, is
+    not.
     """
 
     def __init__(self) -> None:
-        self._namespace: str | None = None
-        self._known: dict[tuple[int, int | str], int] = {}
-        self._after: dict[int | str, int] = {}
+        self._namespace = ""
+        self._global = _Known({}, {})
+        self._known, self._after = self._global
         self._latest: tuple[BlockIds, array[int]] = ((), array("I"))
         self.distinct = 0
         self.moved = 0
@@ -37,7 +46,8 @@ class BlockNumbers:
 
     def of(self, namespace: str, ids: BlockIds) -> array[int]:
         if namespace != self._namespace:
-            self._namespace, self._known, self._after = namespace, {}, {}
+            self._namespace = namespace
+            self._known, self._after = _Known({}, {}) if namespace else self._global
             self._latest = ((), array("I"))
         before, numbered = self._latest
         same = common_start(before, ids)

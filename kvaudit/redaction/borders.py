@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -11,6 +12,11 @@ from kvaudit.redaction.detectors import Hit
 
 REACH = 512
 """Characters on either side of a border in which values that it cuts are looked for."""
+LONGEST_REACH = 1 << 14
+"""How far that goes where no blank ends what stands there, as in tokens."""
+_BEFORE_RUN = 64
+"""Characters of what announces such a token."""
+_RUN = re.compile(r"[\w.+/=-]*", re.ASCII)
 
 
 class Edges(NamedTuple):
@@ -32,7 +38,17 @@ class Piece(NamedTuple):
 def edges(text: str) -> Edges:
     if len(text) <= 2 * REACH:
         return Edges(text, "", len(text))
-    return Edges(text[:REACH], text[-REACH:], len(text))
+    head = REACH + _length_of_run(text[REACH:LONGEST_REACH])
+    before_tail = _length_of_run(text[-LONGEST_REACH:-REACH][::-1])
+    tail = REACH + (before_tail + _BEFORE_RUN if before_tail else 0)
+    if head + tail >= len(text):
+        return Edges(text, "", len(text))
+    return Edges(text[:head], text[-tail:], len(text))
+
+
+def _length_of_run(text: str) -> int:
+    run = _RUN.match(text)
+    return run.end() if run else 0
 
 
 def stretches(texts: Iterable[Edges]) -> Iterator[list[Piece]]:

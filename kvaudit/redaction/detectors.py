@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvaudit.redaction.placeholders import PLACEHOLDER
+from kvaudit.redaction.placeholders import placeholders_of
 
 Span = tuple[int, int]
 """Half-open, in characters."""
@@ -47,11 +47,24 @@ def find(detectors: Sequence[Detector], text: str, known: Iterable[Hit] = ()) ->
     """
     searched = searched_text(text)
     found = [Hit(start, end, detector.name) for detector in detectors for start, end in detector.find(searched)]
+    known = tuple(known)
     found += known
     if not found:
         return []
-    kept = [match.span() for match in PLACEHOLDER.finditer(text)]
+    names = tuple(sorted({hit.name for hit in known} | {detector.name for detector in detectors}))
+    kept = [match.span() for match in placeholders_of(names).finditer(text)] if "[" in text else []
     return _merged([piece for hit in found for piece in _outside(hit, kept, text)])
+
+
+def find_named(detectors: Sequence[Detector], name: str, text: str) -> list[Hit]:
+    """What the detectors find in the text of a field because of the field's name: `password: ...`."""
+    before = f"{name}: "
+    length = len(before)
+    return [
+        Hit(max(hit.start - length, 0), hit.end - length, hit.name)
+        for hit in find(detectors, before + text)
+        if hit.end > length
+    ]
 
 
 def searched_text(text: str) -> Searched:

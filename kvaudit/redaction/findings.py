@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from kvaudit.redaction.detectors import Detector, Hit, find
+from kvaudit.redaction.detectors import Detector, Hit, find, find_named
 from kvaudit.redaction.strings import masked
 
 MOST_EXAMPLES = 5
@@ -48,7 +48,7 @@ class Findings:
     def __init__(self, detectors: Sequence[Detector]) -> None:
         self.detectors = detectors
         self._found: dict[str, Finding] = {}
-        self._remembered: dict[str, list[Value]] = {}
+        self._remembered: dict[tuple[str, str], list[Value]] = {}
 
     def ordered(self) -> list[Finding]:
         """In the order of the detectors, those that found something."""
@@ -57,12 +57,14 @@ class Findings:
     def hits(self, text: str) -> list[Hit]:
         return find(self.detectors, text)
 
-    def values_of(self, text: str) -> list[Value]:
-        known = self._remembered.get(text)
+    def values_of(self, text: str, name: str = "") -> list[Value]:
+        """`name` is that of the field whose text it is, empty where it tells nothing."""
+        known = self._remembered.get((name, text))
         if known is None:
-            known = [value(hit.name, text[hit.start : hit.end]) for hit in self.hits(text)]
+            named = find_named(self.detectors, name, text) if name else ()
+            known = [value(hit.name, text[hit.start : hit.end]) for hit in find(self.detectors, text, named)]
             if len(text) <= _LARGEST_REMEMBERED and len(self._remembered) < _MOST_REMEMBERED:
-                self._remembered[text] = known
+                self._remembered[name, text] = known
         return known
 
     def count(self, values: Iterable[Value]) -> None:
@@ -83,9 +85,9 @@ class Findings:
             if len(examples) < MOST_EXAMPLES:
                 examples.setdefault(one.digest, Example(place, one.masked))
 
-    def add(self, texts: Iterable[str], place: str) -> set[str]:
-        """Count what is in the texts, and say which detectors found something."""
-        values = [one for text in texts for one in self.values_of(text)]
+    def add(self, texts: Iterable[tuple[str, str]], place: str) -> set[str]:
+        """Count what is in the texts, given with the names of their fields, and say which detectors found something."""
+        values = [one for name, text in texts for one in self.values_of(text, name)]
         self.count(values)
         self.give_examples(values, place)
         return {one.detector for one in values}

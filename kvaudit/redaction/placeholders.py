@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import hmac
 import re
+from functools import cache
 from hashlib import sha256
 
-SHORTEST_DIGITS = 8
-_STEP = 4
-_ALL_DIGITS = 64
+_DIGITS = (8, 12, 16)
 
-PLACEHOLDER = re.compile(rf"\[[A-Z][A-Z0-9-]*-[0-9a-f]{{{SHORTEST_DIGITS},{_ALL_DIGITS}}}\]")
+
+@cache
+def placeholders_of(names: tuple[str, ...]) -> re.Pattern[str]:
+    """Placeholders under the names of these detectors, as `Placeholders` writes them; anything else in brackets is
+    text like any other.
+    """
+    known = "|".join(re.escape(name.upper()) for name in names)
+    digits = "|".join(rf"[0-9a-f]{{{count}}}" for count in _DIGITS)
+    return re.compile(rf"\[(?:{known})-(?:{digits})\]")
 
 
 class Placeholders:
     """`[EMAIL-3f9a1c2b]`: the detector's name and the first digits of HMAC-SHA256 of the value under the salt.
 
-    Two values that share these digits are told apart by more of them.
+    Two values that share these digits are told apart by more of them, up to sixteen, which no two values share.
     """
 
     def __init__(self, salt: bytes) -> None:
@@ -26,8 +33,8 @@ class Placeholders:
     def of(self, name: str, value: str) -> str:
         message = f"{name}\0{value}".encode("utf-8", "surrogatepass")
         digest = hmac.new(self._salt, message, sha256).hexdigest()
-        for digits in range(SHORTEST_DIGITS, _ALL_DIGITS, _STEP):
+        for digits in _DIGITS:
             placeholder = f"[{name.upper()}-{digest[:digits]}]"
             if self._digests.setdefault(placeholder, digest) == digest:
-                return placeholder
-        return f"[{name.upper()}-{digest}]"
+                break
+        return placeholder

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from kvaudit.redaction.detectors import Detector, Hit, find
+from kvaudit.redaction.detectors import Detector, Hit, find, find_named
 from kvaudit.redaction.placeholders import Placeholders
+from kvaudit.redaction.strings import as_text
 
 
 class Replacement(NamedTuple):
@@ -36,13 +37,14 @@ class Redactor:
     def find(self, text: str, known: Iterable[Hit] = ()) -> list[Hit]:
         return find(self._detectors, text, known)
 
-    def redact(self, text: str, known: Iterable[Hit] = ()) -> Redacted:
+    def redact(self, text: str, known: Iterable[Hit] = (), name: str = "") -> Redacted:
         """The text without what is `known` of it and what the detectors find, until they find nothing more.
 
+        `name` is that of the field whose text it is, empty where it tells nothing.
         Ends, as each round leaves less outside of placeholders. Raises what a detector raises.
         """
         replaced: list[Replacement] = []
-        while hits := self.find(text, known):
+        while hits := self.find(text, [*known, *(find_named(self._detectors, name, text) if name else ())]):
             parts, end, known = [], 0, ()
             for hit in hits:
                 placeholder = self._placeholders.of(hit.name, text[hit.start : hit.end])
@@ -53,18 +55,20 @@ class Redactor:
         return Redacted(text, tuple(replaced))
 
     def redact_values(self, value: Any) -> tuple[Any, tuple[Replacement, ...]]:
-        """The same for every string of a JSON value, names of fields included."""
+        """The same for every string and long number of a JSON value and the names of its fields, which tell what a
+        text below them is.
+        """
         replaced: list[Replacement] = []
 
-        def walk(part: Any) -> Any:
-            if isinstance(part, str):
-                redacted = self.redact(part)
-                replaced.extend(redacted.replaced)
-                return redacted.text
+        def walk(part: Any, name: str = "") -> Any:
             if isinstance(part, dict):
-                return {walk(name): walk(below) for name, below in part.items()}
+                return {walk(below): walk(value, below) for below, value in part.items()}
             if isinstance(part, list | tuple):
-                return [walk(below) for below in part]
-            return part
+                return [walk(below, name) for below in part]
+            if (text := as_text(part)) is None:
+                return part
+            redacted = self.redact(text, name=name)
+            replaced.extend(redacted.replaced)
+            return redacted.text if redacted.replaced else part
 
         return walk(value), tuple(replaced)

@@ -40,7 +40,7 @@ class LineScan:
 
     def add_text(self, line: int, text: str) -> None:
         self.records += 1
-        self._findings.count_record(self._findings.add([text], f"line {line}"))
+        self._findings.count_record(self._findings.add([("", text)], f"line {line}"))
 
     def findings(self) -> list[Finding]:
         return self._findings.ordered()
@@ -80,7 +80,7 @@ class TraceScan:
             self._findings.add(distinct_strings(values), f"line {line}")
 
     def add_text(self, line: int, text: str) -> None:
-        self._findings.add([text], f"line {line}")
+        self._findings.add([("", text)], f"line {line}")
 
     def findings(self) -> list[Finding]:
         for content_id in sorted(self._unplaced):
@@ -91,8 +91,12 @@ class TraceScan:
 
     def _add_segment(self, values: Mapping[str, Any]) -> None:
         content_id = str(values["segment"])
-        texts = [text for text in distinct_strings(values) if text != content_id]
-        found = [one for text in texts for one in self._findings.values_of(text)]
+        found = [
+            one
+            for name, text in distinct_strings(values)
+            if text != content_id
+            for one in self._findings.values_of(text, "" if name == "text" else name)
+        ]
         self._findings.count(found)
         if content_id not in self._segments:
             self._segments[content_id] = _Segment(_edges(values), values.get("role") is not None, found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from kvaudit.redaction.detectors import Detector, find
@@ -33,12 +32,22 @@ def strings_of(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     waiting.append((name, below))
         elif isinstance(value, list):
             waiting += [(name, part) for part in reversed(value)]
-        elif type(value) is int and abs(value) >= _SHORTEST_NUMBER:
-            yield name, str(value)
+        elif (text := as_text(value)) is not None:
+            yield name, text
 
 
-def distinct_strings(values: Mapping[str, Any]) -> list[str]:
-    return list(dict.fromkeys(chain.from_iterable(strings_of(values))))
+def as_text(value: Any) -> str | None:
+    """What is looked at of a value that holds no others: strings, and numbers that are long enough to be a card's."""
+    if isinstance(value, str):
+        return value
+    return str(value) if type(value) is int and abs(value) >= _SHORTEST_NUMBER else None
+
+
+def distinct_strings(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name of the field, text), and (nothing, name of a field) for names that are no text already."""
+    found = dict.fromkeys(strings_of(values))
+    texts = {text for _, text in found}
+    return [*found, *(("", name) for name in dict.fromkeys(name for name, _ in found) if name not in texts)]
 
 
 def masked(value: str) -> str:

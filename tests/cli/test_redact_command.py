@@ -195,6 +195,21 @@ def test_token_ids_are_refused_and_nothing_is_written(tmp_path: Path, trace: Pat
     assert not trace.exists()
 
 
+def test_what_is_printed_is_redacted_too(tmp_path: Path, trace: Path) -> None:
+    role = KEYS["npm token"]
+    good = {"messages": [{"role": "user", "content": "Hello"}]}
+    bad = {"messages": [{"role": role, "content": "Hello"}]}
+    path = tmp_path / "log of bob@example.com.jsonl"
+    path.write_bytes(orjson.dumps(good) + b"\n" + orjson.dumps(bad) + b"\n")
+    result = run("import", path, "--redact", "-o", trace)
+    said = f"{result.stderr} {result.exception}"
+    assert role not in said
+    assert "bob@" not in said
+    assert "has the role '[KEY-" in said
+    without = run("import", path, "-o", tmp_path / "plain.jsonl")
+    assert role in f"{without.stderr} {without.exception}"
+
+
 def test_the_first_time_the_user_is_told_what_takes_seconds(
     log: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

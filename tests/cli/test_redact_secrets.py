@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import orjson
@@ -97,6 +103,7 @@ def test_the_same_as_data(trace: Path) -> None:
         "trace": str(trace),
         "unit": "request",
         "records": 2,
+        "lines_not_utf8": 0,
         "detectors": ["key", "email", "phone", "card", "ip"],
         "findings": [
             {
@@ -146,6 +153,73 @@ def test_parquet_is_refused_with_what_to_do(tmp_path: Path) -> None:
     error = run(tmp_path / "rows.parquet").exception
     assert isinstance(error, KvauditError)
     assert "--redact" in (error.hint or "")
+
+
+def archive(name: str) -> bytes:
+    content = f"the key is {KEY}\n".encode()
+    packed = io.BytesIO()
+    if name == "zip":
+        with zipfile.ZipFile(packed, "w") as zipped:
+            zipped.writestr("log.txt", content)
+    if name == "tar":
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            tar.addfile(tarfile.TarInfo("log.txt"), io.BytesIO(content))
+    return packed.getvalue()
+
+
+UNREADABLE = {
+    "UTF-16": f"the key is {KEY}\n".encode("utf-16"),
+    "UTF-16 without a mark": f"the key is {KEY}\n".encode("utf-16-le"),
+    "UTF-32": f"the key is {KEY}\n".encode("utf-32"),
+    "bzip2": bz2.compress(KEY.encode()),
+    "xz": lzma.compress(KEY.encode()),
+    "gzip in gzip": gzip.compress(gzip.compress(KEY.encode())),
+    "bzip2 in gzip": gzip.compress(bz2.compress(KEY.encode())),
+    "zip": archive("zip"),
+    "tar": archive("tar"),
+    "EBCDIC": f"the key is {KEY}\n".encode("cp500"),
+    "NULs": b"line\n" + KEY[:9].encode() + b"\0" + KEY[9:].encode() + b"\n",
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_cannot_be_read_is_never_called_clean(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(UNREADABLE[kind])
+    result = run(path, "--strict")
+    error = result.exception
+    assert isinstance(error, KvauditError)
+    assert error.exit_code == 2
+    assert str(path) in error.message
+    assert any(word in (error.hint or "") for word in ("unpack", "convert"))
+    assert "nothing was found" not in result.stdout
+
+
+def test_lines_that_are_not_utf8_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo\nth\xe9e\nfour\n")
+    result = run(path, "--strict")
+    assert result.exit_code == 1
+    assert "nothing was found" not in result.stdout
+    assert "1 line not in UTF-8, of which only what is ASCII was looked at" in result.stdout
+    assert orjson.loads(run(path, "--format", "json").stdout)["lines_not_utf8"] == 1
+
+
+def test_a_secret_in_the_header_is_replaced_and_then_nothing_is_found(tmp_path: Path) -> None:
+    password, pan = "hunT3r" + "2xY9", int("41111111" + "11111111")
+    path, shared = tmp_path / "trace.jsonl", tmp_path / "shared.jsonl"
+    header = {"kvaudit_trace": 1, "settings": {"password": password, "api_key": "k3y" + "x8Yz" * 6}, "pan": pan}
+    request = {"request": "r", "segments": [{"kind": "query", "text": "Hello"}]}
+    path.write_bytes(orjson.dumps(header) + b"\n" + orjson.dumps(request) + b"\n")
+    assert {
+        one["detector"]: one["values"] for one in orjson.loads(run(path, "--format", "json").stdout)["findings"]
+    } == {
+        "key": 2,
+        "card": 1,
+    }
+    assert CliRunner().invoke(app, ["record", "import", str(path), "--redact", "-o", str(shared)]).exit_code == 0
+    assert not any(value in shared.read_text() for value in (password, "k3yx8Yz", str(pan)))
+    assert run(shared, "--strict").exit_code == 0
 
 
 def test_neither_a_tokenizer_nor_a_model_is_loaded(trace: Path) -> None:

@@ -96,6 +96,17 @@ def test_ids_of_other_namespaces_are_other_blocks() -> None:
     assert found.hashed.distinct_blocks == 4
 
 
+def test_global_ids_are_known_again_behind_a_local_session() -> None:
+    together, whole = inspected(hashed("r0", 9, 1, 2), hashed("r1", 9, 1, 2), hashed("r2", 9, 1, 2, namespace="a"))
+    apart, found = inspected(hashed("r0", 9, 1, 2), hashed("r2", 9, 1, 2, namespace="a"), hashed("r1", 9, 1, 2))
+
+    assert together[1].vllm_reused
+    assert (apart[2].vllm_reused, apart[2].sglang_reused) == (together[1].vllm_reused, together[1].sglang_reused)
+    assert found.totals.vllm_reused == whole.totals.vllm_reused
+    assert found.hashed is not None and whole.hashed is not None
+    assert found.hashed == whole.hashed
+
+
 def test_ids_that_do_not_fit_the_length_are_counted_and_never_trusted_beyond_it() -> None:
     short, long = hashed("r0", 17, 0, 1), hashed("r1", 6, 0, 1, 2, 3)
     rows, found = inspected(hashed("r2", 16, 0, 1, 2, 3), short, long)

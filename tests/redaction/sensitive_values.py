@@ -58,6 +58,26 @@ KEYS = {
 }
 """Known by their form, wherever they stand."""
 
+KEYS |= {
+    "Google client secret": "GOCSPX-" + drawn(28),
+    "Google access token": "ya29." + "a0" + drawn(160),
+    "webhook secret": "whsec_" + drawn(32),
+    "Mailgun key": "key-" + drawn(32, HEX),
+    "LangSmith key": "lsv2_" + "pt_" + drawn(32, HEX) + "_" + drawn(10, HEX),
+    "Heroku key": "HRKU-" + _uuid(),
+    "Fireworks key": "fw_" + drawn(24),
+    "New Relic key": "NRAK-" + drawn(27, string.ascii_uppercase + "123456789"),
+    "Tavily key": "tvly-" + "dev-" + drawn(32),
+    "ElevenLabs key": "sk_" + drawn(48, HEX),
+    "Notion secret": "secret_" + drawn(43),
+    "Notion token": "ntn_" + drawn(46),
+    "Jina key": "jina_" + drawn(60),
+    "Supabase key": "sb_" + "secret_" + drawn(22) + "_" + drawn(8),
+    "E2B key": "e2b_" + drawn(40, HEX),
+    "Mapbox token": "sk." + "eyJ1" + drawn(60) + "." + drawn(22),
+    "Discord token": "MT" + drawn(24) + "." + drawn(6) + "." + drawn(38),
+}
+
 NAMED = {
     "bearer": ("Authorization: Bearer {}", drawn(40)),
     "basic": ("authorization: basic {}", base64.b64encode(b"user:" + drawn(12).encode()).decode()),
@@ -72,12 +92,36 @@ NAMED = {
     "password": ("password: {}", "hunT3r" + "2!xY"),
     "password in JSON": ('{{"db_password":"{}"}}', "c0rrect" + "horse"),
     "Telegram bot": (f"bot{drawn(9, '123456789')}:{{}}", "AA" + drawn(33)),
+    "option": ("run --api-key {} now", drawn(32)),
+    "option of a token": ("--token {}", drawn(24)),
+    "option of a password": ('--db-password "{}"', "hunT3r" + "2xY9"),
+    "tag": ("<apiKey>{}</apiKey>", drawn(32)),
+    "tag of a password": ("<password>{}</password>", "hunT3r" + "2xY9"),
+    "index": ("API_KEY['prod']='{}'", drawn(32)),
+    "number": ("api_key_1={}", drawn(32)),
+    "stage": ("access_token_prod={}", drawn(32)),
+    "several": ("tokens: {}", drawn(32)),
+    "full stop inside": ("api_key={}", drawn(16) + "." + drawn(20)),
+    "sentence": ("my API key is {}.", drawn(32)),
+    "authorization": ('{{"authorization": "{}"}}', drawn(40)),
+    "bearer of letters": ("Bearer {}", "QwErTyUiOp" + "AsDfGhJkLzXcVb"),
+    "at sign in a password": ("postgres://bob:{}@h/db", "p@ss"),
+    "sshpass": ("sshpass -p {} ssh host", "hunT3r" + "2xY9"),
+    "mysql": ("mysql -u root -p{} db", "hunT3r" + "2xY9"),
+    "signature of a URL": ("https://a.blob.core.windows.net/c?sv=1&sig={}", drawn(43) + "%3D"),
     "Azure storage": (
         "AccountName=a;AccountKey={};EndpointSuffix=core.windows.net",
         base64.b64encode(_random.randbytes(64)).decode(),
     ),
 }
 """Known by what stands before them: (text with {} for the value, value)."""
+
+
+def long_token() -> str:
+    """A JSON web token of three thousand characters."""
+    claims = json.dumps({"sub": "1234567890", "groups": drawn(2100)}).encode()
+    return ".".join([_part(b'{"alg":"HS256","typ":"JWT"}'), _part(claims), drawn(43)])
+
 
 EMAILS = ("bob@example.com", "Alice.O'Hara+test@mail.example.co.uk", "jürgen@bücher.de", "x_1@corp.internal")
 PHONES = ("+1 415-555-2671", "+14155552671", "+49 (0)30 901820", "+33 1 42 68 53 00", "+8613812345678")
@@ -122,6 +166,11 @@ HARMLESS = {
     "prices with plus": "+12.50 +3% 1+1=2 C++ +1 +100 000",
     "lines of a diff": "+ 1 650 253 0000\n+\t650 253 0000\n+12\n+1650253",
     "wrong check digit": "4111 1111 1111 1112",
+    "products": "nginx/1.18.0.0 Python-3.11.2.1",
+    "words as keys": "token=cl100k_base_tokenizer_v2 api_key: YOUR_API_KEY_HERE_1234 sk-learn-contrib-2024-notes-10",
+    "words behind basic": "basic understanding_of_things_1",
+    "attributes": "password=self.password_hash_v2",
+    "no addresses": "git@github.com:a/b.git pkg@latest.io x@y.py",
     "LaTeX and paths": r"\newcommand{\foo} C:\new\table\1.2 /usr/lib/python3.11/site-packages",
 }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import random
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,75 @@ def test_numbers_behind_a_phone_number_do_not_hide_it(phone: str) -> None:
     """They may be taken for its end where numbers of a country have no fixed length."""
     ((_, value),) = found(f"{phone} 2024-01-02", "phone")
     assert value.startswith(phone)
+
+
+OTHER_FORMS = [
+    ("email", "bob＠example.com"),
+    ("email", "иван@пример.рф"),
+    ("email", "почта@example.com"),
+    ("email", "用户@例子.公司"),
+    ("email", '"john doe"@example.com'),
+    ("phone", "+1\u2011415\u2011555\u20112671"),
+    ("phone", "+1\u2013415\u2013555\u20132671"),
+    ("phone", "+33\u202f1\u202f42\u202f68\u202f53\u202f00"),
+    ("phone", "+1\u00a0415\u00a0555\u00a02671"),
+    ("phone", "%2B14155552671"),
+    ("card", "4111\u00a01111\u00a0" + "1111\u00a01111"),
+    ("card", "4111  1111  " + "1111  1111"),
+    ("card", "4111.1111." + "1111.1111"),
+    ("card", "4111 1111-" + "1111 1111"),
+    ("card", "62123456" + "78900000003"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), OTHER_FORMS, ids=lambda value: ascii(value))
+@pytest.mark.parametrize("text", ["{}", "see {} now", "({})"])
+def test_other_signs_and_scripts_hide_nothing(text: str, name: str, value: str) -> None:
+    assert found(text.format(value)) == [(name, value)]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("card_{}", "card", "41111111" + "11111111"),
+        ("addr:{}", "ip", "2001:db8::1"),
+        ("ip_{}", "ip", "203.0.113.9"),
+        ("http://ip-{}.ec2.internal/x", "ip", "10-0-12-7"),
+        ("https://wa.me/{}", "phone", "14155552671"),
+    ],
+)
+def test_a_name_that_touches_a_value_does_not_hide_it(text: str, name: str, value: str) -> None:
+    assert (name, value) in found(text.format(value))
+
+
+@pytest.mark.parametrize(
+    "text", ["Cookie: session={}", "Set-Cookie: sid={}; Path=/; HttpOnly", '{{"cookie": "a=b; session={}"}}']
+)
+def test_cookies_are_found(text: str) -> None:
+    value = KEYS["npm token"][4:]
+    assert any(value in one for _, one in found(text.format(value), "key"))
+
+
+def test_json_that_was_escaped_again_and_again_is_seen_through() -> None:
+    value = KEYS["npm token"][4:]
+    text = json.dumps({"api_key": value})
+    for _ in range(3):
+        text = json.dumps(text)
+        assert found(text, "key") == [("key", value)]
+
+
+def test_a_private_key_of_putty_is_found() -> None:
+    lines = "\n".join(private_key().splitlines()[1:-1])
+    text = f"PuTTY-User-Key-File-3: ssh-rsa\nEncryption: none\nPrivate-Lines: 12\n{lines}\nPrivate-MAC: 00"
+    assert found(text, "key") == [("key", lines)]
+
+
+def test_texts_full_of_numbers_take_no_minutes() -> None:
+    draw = random.Random(3)
+    text = " ".join("+" + " ".join(str(draw.randrange(10, 9999)) for _ in range(4)) for _ in range(6_000))
+    begun = time.process_time()
+    found(text, "phone")
+    assert time.process_time() - begun < 2.5
 
 
 def test_a_key_in_base64_is_found() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
-from redaction.sensitive_values import KEYS, detectors, private_key
+from redaction.sensitive_values import KEYS, detectors, long_token, private_key
 
 from kvaudit.errors import TraceError
 from kvaudit.records import Request, Segment
+from kvaudit.redaction.borders import LONGEST_REACH, edges
 from kvaudit.redaction.detectors import find
 from kvaudit.redaction.redactor import Redactor
 from kvaudit.redaction.requests import ChangedSegment, RequestRedactor
@@ -116,6 +117,23 @@ def test_a_value_that_a_border_cuts_is_replaced_in_every_request_that_has_a_half
     assert redacted[2].segments == (redacted[1].segments[0], plain)
 
 
+@pytest.mark.parametrize("parts", [2, 3])
+def test_a_long_value_that_a_border_cuts_is_replaced_whole(parts: int) -> None:
+    token = long_token()
+    size = len(token) // parts + 1
+    cut = [token[start : start + size] for start in range(0, len(token), size)]
+    cut[0], cut[-1] = "word " * 200 + "The token: " + cut[0], cut[-1] + " and" * 400
+    (redacted,) = redactor().redact([Request("a", 0, tuple([text(part) for part in cut]))])
+    left = " ".join(segment.text for segment in redacted.segments)
+    assert not any(token[at : at + 20] in left for at in range(0, len(token), 20))
+
+
+def test_how_far_a_border_is_looked_around_has_an_end() -> None:
+    seen = edges("x" * 100_000)
+    assert (len(seen.head), seen.length) == (LONGEST_REACH, 100_000)
+    assert len(seen.tail) < LONGEST_REACH + 100
+
+
 def test_a_private_key_is_found_through_the_borders_of_short_segments() -> None:
     parts = re.findall(r".{1,100}", private_key(), re.DOTALL)
     (redacted,) = redactor().redact([Request("a", 0, tuple([text(part) for part in parts]))])
@@ -152,6 +170,14 @@ def test_a_header_is_redacted_with_the_same_placeholders() -> None:
     header = found.redact_header({"source": [f"{BOB}.jsonl"], "notes": {BOB: 1}, "window": 8})
     assert header == {"source": [f"{request.request_id}.jsonl"], "notes": {request.request_id: 1}, "window": 8}
     assert find(detectors(), str(header)) == []
+
+
+def test_names_of_fields_in_a_header_tell_what_a_value_is() -> None:
+    password, key, pan = "hunT3r" + "2xY9", "k3y" + "x8Yz" * 6, int("41111111" + "11111111")
+    given = {"settings": {"password": password, "api_key": key, "digest": key[::-1]}, "pan": [pan], "seed": 10**12}
+    header = redactor().redact_header(given)
+    assert not any(str(value) in str(header) for value in (password, key, pan))
+    assert (header["settings"]["digest"], header["seed"]) == (key[::-1], 10**12)  # type: ignore[index]
 
 
 def test_a_header_that_never_ends_is_an_error() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 from redaction.sensitive_values import NAMED, VALUES, detectors
 
 from kvaudit.errors import UsageError
+from kvaudit.redaction.builtin import SUMMARIES
 from kvaudit.redaction.detectors import Detector, Searched, Span, find
 from kvaudit.redaction.patterns import user_detectors
-from kvaudit.redaction.placeholders import PLACEHOLDER, Placeholders
+from kvaudit.redaction.placeholders import Placeholders, placeholders_of
 from kvaudit.redaction.redactor import Redactor
 
 SALT = b"a salt of the tests"
+PLACEHOLDER = placeholders_of(tuple(SUMMARIES))
 
 PARTS = st.one_of(
     st.sampled_from([value for _, value in VALUES]),
@@ -168,6 +171,27 @@ def test_a_pattern_that_matches_nothing_between_characters_is_refused_when_it_do
     (own,) = user_detectors(["x=(?<=a)"], ())
     with pytest.raises(UsageError, match="matches a text of no characters"):
         find([own], "banana")
+
+
+def test_a_pattern_that_calls_itself_is_refused_by_its_name() -> None:
+    with pytest.raises(UsageError, match=r"the pattern 'x' needs more memory than there is"):
+        find(user_detectors(["x=(?R)"], ()), "x")
+
+
+def test_all_texts_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvaudit.redaction.patterns.SECONDS_IN_ALL", 0.3)
+    (own,) = user_detectors(["x=(?:a|a|aa)+$"], ())
+    texts = ["a" * 16 + "b"] * 1000
+    with pytest.raises(UsageError, match=r"the pattern 'x' takes too long on all texts together"):
+        list(map(partial(find, [own]), texts))
+
+
+@pytest.mark.parametrize("name", ["KEY", "API-KEY", "SESSION"])
+def test_what_looks_like_a_placeholder_hides_nothing(name: str) -> None:
+    digits = "0123456789abcdef" * 2
+    assert redactor().redact(f"[{name}-{digits}]").replaced
+    assert redactor().redact("[KEY-0123abcd] [EMAIL-0123456789ab] [IP-0123456789abcdef]").replaced == ()
+    assert Redactor(user_detectors(["all=.+"], ()), SALT).redact("[OTHER-0123abcd]").replaced
 
 
 def test_a_pattern_that_never_ends_is_ended() -> None:

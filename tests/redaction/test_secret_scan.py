@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from redaction.sensitive_values import KEYS, detectors
+from redaction.sensitive_values import KEYS, detectors, long_token
 
 from kvaudit.redaction.borders import REACH
 from kvaudit.redaction.findings import MOST_EXAMPLES, Finding
@@ -109,6 +109,24 @@ def test_other_files_are_counted_by_line() -> None:
 def test_names_of_fields_tell_what_a_value_is() -> None:
     assert found({"settings": {"api_key": "k3y" + "x8Yz" * 6}}, by_request=False).keys() == {"key"}
     assert found({"settings": {"digest": "k3y" + "x8Yz" * 6}}, by_request=False).keys() == set()
+
+
+def test_names_of_fields_tell_it_in_a_header_and_in_a_request() -> None:
+    key = "k3y" + "x8Yz" * 6
+    assert found({"kvaudit_trace": 1, "settings": {"api_key": key, "pan": int("41111111" + "11111111")}}).keys() == {
+        "key",
+        "card",
+    }
+    assert found({"request": "r", "segments": [], "client_secret": key}).keys() == {"key"}
+    assert found({"request": "r", "segments": [], "client_digest": key}).keys() == set()
+
+
+def test_a_long_value_that_a_border_cuts_is_found() -> None:
+    token = long_token()
+    half = len(token) // 2
+    segments = [segment("a" * 16, "word " * 200 + token[:half]), segment("b" * 16, token[half:] + " and" * 400)]
+    finding = found(*segments, {"request": "r", "segments": ["a" * 16, "b" * 16]})["key"]
+    assert f"({len(token):,} characters)" in " ".join(one.masked for one in finding.examples.values())
 
 
 def test_long_numbers_are_looked_at_as_text() -> None:

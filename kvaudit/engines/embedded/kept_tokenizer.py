@@ -23,7 +23,7 @@ from kvaudit.engines.embedded.fetch import cache_folder, file_sha256
 from kvaudit.engines.embedded.gguf_file import gguf_metadata_digest
 from kvaudit.engines.embedded.models import ModelFiles
 
-VERSION = "1"
+VERSION = "2"
 """Of what is kept and how."""
 
 MADE_WITH = ("transformers", "tokenizers", "gguf")
@@ -93,7 +93,7 @@ def tokenizer_key(files: ModelFiles) -> str | None:
     try:
         parts = [VERSION, *(f"{name} {version(name)}" for name in MADE_WITH)]
         if files.gguf_file is None:
-            parts += [f"{path.name} {file_sha256(path)}" for path in _made_from(files.folder)]
+            parts += [f"{path.relative_to(files.folder)} {file_sha256(path)}" for path in _made_from(files.folder)]
         else:
             metadata = gguf_metadata_digest(files.folder / files.gguf_file)
             if metadata is None:
@@ -105,7 +105,8 @@ def tokenizer_key(files: ModelFiles) -> str | None:
 
 
 def _made_from(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if path.suffix in MADE_FROM and path.is_file())
+    inside = (*folder.iterdir(), *(folder / "additional_chat_templates").glob("*"))
+    return (path for path in sorted(inside) if path.suffix in MADE_FROM and path.is_file())
 
 
 def kept_tokenizer(key: str) -> KeptTokenizer | None:
@@ -154,7 +155,8 @@ def _special_tokens(tokenizer: Any) -> dict[str, str | list[str]]:
 
 def _behaviour(tokenizer: Any) -> list[object]:
     found: list[object] = [_special_tokens(tokenizer)]
-    for text in PROBES:
+    added = (token.content for token in tokenizer.backend_tokenizer.get_added_tokens_decoder().values())
+    for text in (*PROBES, "a".join(added)):
         ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
         found += [ids, tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)]
     return found

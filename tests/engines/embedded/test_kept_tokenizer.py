@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_tokenizer import PLAIN_TEMPLATE, byte_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from kvaudit.engines.embedded import reading
 from kvaudit.engines.embedded.kept_tokenizer import PROBES, kept_tokenizer, tokenizer_key
@@ -63,6 +65,31 @@ def test_the_second_time_it_is_not_converted_and_is_the_same(tmp_path: Path, mon
         assert other.decode(other.encode(text)) == one.decode(one.encode(text)) == text
     assert other.chat(MESSAGES) == one.chat(MESSAGES)
     assert other.render([("user", None)], generation_prompt=False) == one.render([("user", None)], False)
+
+
+def test_special_tokens_of_the_model_alone_are_looked_at_before_it_is_kept(tmp_path: Path, cache: Path) -> None:
+    """transformers splits them where it is told to, and its setting is no part of what is kept."""
+    alphabet = ["<|first|>", "<|last|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    splitting = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|first|>", eos_token="<|last|>", split_special_tokens=True
+    )
+    name, text = model(tmp_path, splitting), "<|last|>hi"
+
+    first = open_tokenizer(name).tokenizer.encode(text)
+    assert len(first) == len(text)
+    assert open_tokenizer(name).tokenizer.encode(text) == first
+    assert not files_in(cache)
+
+
+def test_another_chat_template_beside_the_first_is_another_tokenizer(tmp_path: Path) -> None:
+    name = model(tmp_path)
+    before = tokenizer_key(resolve_model(name))
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
+    assert tokenizer_key(resolve_model(name)) != before
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
