@@ -128,19 +128,17 @@ def _reading(trace: str, first: Request, model: str | None) -> tuple[Reading, Ab
         return Reading(None), About(trace, None, None, None, (note,))
     from kvaudit.engines.embedded.reading import open_tokenizer
 
-    notes: list[str] = []
-    for name in dict.fromkeys((model or DEFAULT_MODEL, DEFAULT_MODEL)):
-        try:
-            opened = open_tokenizer(name)
-        except EngineError as error:
-            notes.append(f"the tokenizer of {name!r} cannot be had: {error.message}")
-        else:
-            limit = None if notes else opened.context_tokens
-            if model is None:
-                notes.append(f"no --model was named: {name} is the default, and another model's counts differ")
-            tokenizer = opened.tokenizer
-            return Reading(tokenizer, tokenizer, limit), About(trace, name, tokenizer.digest, limit, tuple(notes))
-    return Reading(None), About(trace, None, None, None, (*notes, "tokens of texts are not counted"))
+    name = model or DEFAULT_MODEL
+    try:
+        opened = open_tokenizer(name)
+    except EngineError as error:
+        if model is not None:
+            raise
+        missing = f"the tokenizer of {name!r} cannot be had: {error.message}"
+        return Reading(None), About(trace, None, None, None, (missing, "tokens of texts are not counted"))
+    default = f"no --model was named: {name} is the default, and another model's counts differ"
+    about = About(trace, name, opened.tokenizer.digest, opened.context_tokens, (default,) if model is None else ())
+    return Reading(opened.tokenizer, opened.tokenizer, opened.context_tokens), about
 
 
 def _tables(output: Path | None, table: Path | None) -> list[Path]:

@@ -22,10 +22,11 @@ Examples:
 \b
 Then send clients to the proxy in place of the server, for instance with
 OPENAI_BASE_URL=http://127.0.0.1:8899/v1. Chat completions, completions, responses and
-Anthropic's messages are recorded, everything else is passed on. Credentials never are
-recorded. Ctrl-C ends the recording; the same command later goes on in the same file.
-What clients and the server say is kept as it is, personal data too: what is shared is
-made with kvaudit record import CAPTURE --redact.
+Anthropic's messages are recorded, everything else is passed on. Credentials in headers
+and query strings are not recorded. Ctrl-C ends the recording; the same command later
+goes on in the same file. What clients and the server say in bodies is kept as it is,
+personal data and keys too: what is shared is made with
+kvaudit record import CAPTURE --redact.
 """
 
 _TRACE_SUFFIXES = (".zst", ".gz", ".jsonl", ".json")

@@ -103,7 +103,7 @@ def test_global_ids_are_known_again_behind_a_local_session() -> None:
     assert together[1].vllm_reused
     assert (apart[2].vllm_reused, apart[2].sglang_reused) == (together[1].vllm_reused, together[1].sglang_reused)
     assert found.totals.vllm_reused == whole.totals.vllm_reused
-    assert found.hashed is not None and whole.hashed is not None
+    assert found.hashed is not None
     assert found.hashed == whole.hashed
 
 
