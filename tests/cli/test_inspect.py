@@ -84,7 +84,8 @@ def test_the_named_model_counts(trace: Path, opened: list[str]) -> None:
 
 
 def test_a_named_model_that_cannot_be_had_is_not_replaced(trace: Path, opened: list[str]) -> None:
-    refusal(trace, "--model", "org/gone")
+    error = inspect(trace, "--model", "org/gone").exception
+    assert isinstance(error, EngineError)
     assert opened == ["org/gone"]
 
 
