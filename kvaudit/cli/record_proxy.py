@@ -25,8 +25,7 @@ OPENAI_BASE_URL=http://127.0.0.1:8899/v1. Chat completions, completions, respons
 Anthropic's messages are recorded, everything else is passed on. Credentials in headers
 and query strings are not recorded. Ctrl-C ends the recording; the same command later
 goes on in the same file. What clients and the server say in bodies is kept as it is,
-personal data and keys too: what is shared is made with
-kvaudit record import CAPTURE --redact.
+personal data and keys too: to share it, import it with --redact.
 """
 
 _TRACE_SUFFIXES = (".zst", ".gz", ".jsonl", ".json")
