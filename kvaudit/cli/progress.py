@@ -29,13 +29,15 @@ def progress_on_stderr() -> Iterator[Progress | None]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
+    shortened = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False, table_column=shortened),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TextColumn("requests, left:"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as shown:
         yield _Bar(shown)
