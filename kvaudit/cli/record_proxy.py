@@ -22,10 +22,17 @@ Examples:
 \b
 Then send clients to the proxy in place of the server, for instance with
 OPENAI_BASE_URL=http://127.0.0.1:8899/v1. Chat completions, completions, responses and
-Anthropic's messages are recorded, everything else is passed on. Credentials in headers
-and query strings are not recorded. Ctrl-C ends the recording; the same command later
-goes on in the same file. What clients and the server say in bodies is kept as it is,
-personal data and keys too: to share it, import it with --redact.
+Anthropic's messages are recorded, everything else is passed on. Ctrl-C ends the
+recording; the same command later goes on in the same file.
+
+
+What a client sends to prove who it is is not recorded: credential headers such as
+Authorization, cookies, keys in the query, segments of the path that look random, and
+fields of the body that are named like credentials (api_key, the headers of a remote tool).
+Where it stands again, also in the prompt or the answer, [secret-1a2b3c4d] takes its place.
+A password that is one word or shorter than eight characters is taken out of its field
+only. Prompts and answers are otherwise kept as they are: import a capture with --redact
+to take out keys and personal data that somebody wrote into them.
 """
 
 _TRACE_SUFFIXES = (".zst", ".gz", ".jsonl", ".json")
@@ -81,6 +88,11 @@ def _say_recorded(output: Path, counts: Counts) -> None:
         f"recorded {counted(counts.recorded, 'exchange')}{among}; "
         f"passed on {counted(counts.passed_on, 'other request')}"
     )
+    if counts.unread_requests or counts.unread_answers:
+        _say(
+            f"not read: {counted(counts.unread_requests, 'request')}, {counted(counts.unread_answers, 'answer')}; "
+            "the 'problems' of their lines say why"
+        )
     if counts.outcomes["complete"] and not counts.with_cached_tokens:
         _say(
             "no answer said how many of its tokens came from the cache: vLLM does with --enable-prompt-tokens-details, "

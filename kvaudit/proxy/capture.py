@@ -1,31 +1,32 @@
 """The file of a recording: one exchange a line, each line a write and, when compressed, a frame of its own.
 
 A process that is killed loses what it had not written. A line that was cut off is taken away when the file is opened
-to go on.
+to go on. A file that is deleted, moved or cut while it is recorded to is begun anew.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gzip
-import io
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import orjson
-from filelock import FileLock, Timeout
 
 from kvaudit import __version__
 from kvaudit.errors import KvauditError, TraceError
 from kvaudit.traces.capture import HEADER, VERSION, is_header
-from kvaudit.traces.decompress import CutShortError, Decompressed
-from kvaudit.traces.source import LONGEST_LINE, is_blank
+from kvaudit.traces.damaged import Lost, readable_lines
+from kvaudit.traces.source import is_blank
 
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _ZSTD_LEVEL = 3
 _ELSEWHERE = "name another file with -o"
+_CHANGED = "was changed by somebody else"
 
 
 class RecordingError(KvauditError):
@@ -35,12 +36,33 @@ class RecordingError(KvauditError):
 
 
 class Capture:
-    """An open capture. `run` counts how often the file was opened to record, from 1. Not safe for several threads."""
+    """An open capture, held against every other proxy by a lock on the file itself. Not safe for several threads."""
 
-    def __init__(self, path: Path, descriptor: int, compress: Callable[[bytes], bytes], run: int, end: int) -> None:
-        self.path, self.run = path, run
-        self._descriptor, self._compress, self._end = descriptor, compress, end
+    def __init__(self, path: Path, upstream: str, say: Callable[[str], None]) -> None:
+        """Raises TraceError for a file that is no capture or is in use, OSError for one that cannot be written."""
+        self.path = path
+        self._upstream, self._say = upstream, say
+        self._compress = _compressor(path)
+        self._descriptor, self._run, self._end = -1, 0, 0
         self._torn = False
+        self._record_to(_locked(path))
+
+    def current_run(self) -> int:
+        """The run that the next line belongs to: how often recording to the file began, from 1.
+
+        Where the file at the path is another one by now, or was changed, a new run begins there. Raises as the
+        constructor does where it cannot.
+        """
+        if self._torn:
+            self._mend()
+        change = self._change()
+        if change is not None:
+            before = self._descriptor
+            self._record_to(before if change == _CHANGED else _locked(self.path))
+            if before != self._descriptor:
+                os.close(before)
+            self._say(f"WARNING: {self._told(change)}; recording goes on there, with a header of its own")
+        return self._run
 
     def append(self, line: bytes) -> None:
         """Write a line with its end. Raises OSError, and leaves the file ending in a whole line, where it cannot."""
@@ -48,9 +70,7 @@ class Capture:
         if self._torn:
             self._mend()
         try:
-            written = os.write(self._descriptor, data)
-            while written < len(data):  # a disk that is full takes a part first, then says so
-                written += os.write(self._descriptor, data[written:])
+            _write(self._descriptor, data)
         except OSError:
             self._torn = True
             with suppress(OSError):
@@ -58,58 +78,85 @@ class Capture:
             raise
         self._end += len(data)
 
+    def close(self) -> None:
+        if change := self._change():
+            self._say(f"WARNING: {self._told(change)}")
+        with suppress(OSError):
+            os.fsync(self._descriptor)
+        os.close(self._descriptor)
+
     def _mend(self) -> None:
         os.ftruncate(self._descriptor, self._end)
         self._torn = False
 
+    def _change(self) -> str | None:
+        """What somebody else did to the file."""
+        ours = os.fstat(self._descriptor)
+        try:
+            there = self.path.stat()
+        except OSError:
+            return "was deleted or moved"
+        if not os.path.samestat(ours, there):
+            return "was replaced by another file"
+        return _CHANGED if ours.st_size != self._end else None
+
+    def _told(self, change: str) -> str:
+        return f"{self.path} {change} while it was recorded to: what was written before may no longer be in it"
+
+    def _record_to(self, descriptor: int) -> None:
+        """Begin a run behind what is whole in a file."""
+        try:
+            runs, end, ended = _whole_part(self.path, descriptor, self._say)
+            header = self._compress((b"" if ended else b"\n") + _header(self._upstream))
+            try:
+                _write(descriptor, header)
+            except OSError:
+                os.ftruncate(descriptor, end)
+                raise
+        except BaseException:
+            if descriptor != self._descriptor:
+                os.close(descriptor)
+            raise
+        self._descriptor, self._run, self._end = descriptor, runs + 1, end + len(header)
+
 
 @contextmanager
 def open_capture(path: Path, upstream: str, say: Callable[[str], None]) -> Iterator[Capture]:
-    """A new capture, or one to go on with, held against every other proxy. `say` is told of what a cut end cost.
+    """A new capture, or one to go on with, held against every other proxy. `say` is told of what was lost of it.
 
     Raises TraceError for a file that is no capture, is in use or cannot be written.
     """
     if not path.parent.is_dir():
         raise TraceError(f"cannot record to {path}: there is no folder {path.parent}", "make it first")
-    if path.exists() and not path.is_file():
-        raise TraceError(f"cannot record to {path}: it is no regular file", _ELSEWHERE)
-    lock = FileLock(path.with_name(f".{path.name}.lock"), blocking=False)
     try:
-        lock.acquire()
-    except Timeout as error:
-        raise TraceError(f"another proxy is recording to {path}", _ELSEWHERE) from error
+        capture = Capture(path, upstream, say)
     except OSError as error:
-        raise _refusal(path, error) from error
+        raise TraceError(f"cannot record to {path}: {error.strerror or error}", _ELSEWHERE) from error
     try:
-        yield from _opened(path, upstream, say)
-    finally:
-        lock.release()
-
-
-def _opened(path: Path, upstream: str, say: Callable[[str], None]) -> Iterator[Capture]:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _refusal(path, error) from error
-    try:
-        try:
-            runs, end = _whole_part(path, descriptor)
-            capture = Capture(path, descriptor, _compressor(path), runs + 1, end)
-            if cut := os.fstat(descriptor).st_size - end:
-                os.ftruncate(descriptor, end)
-                say(f"{path} ended in a line that was cut off: its {cut:,} bytes were taken away")
-            capture.append(_header(upstream))
-        except OSError as error:
-            raise _refusal(path, error) from error
         yield capture
-        with suppress(OSError):
-            os.fsync(descriptor)
     finally:
+        capture.close()
+
+
+def _locked(path: Path) -> int:
+    """The file, open and locked. Raises OSError, TraceError for one that is in use or no file."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise TraceError(f"cannot record to {path}: it is no regular file", _ELSEWHERE)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException as error:
         os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise TraceError(f"another proxy is recording to {path}", _ELSEWHERE) from error
+        raise
+    return descriptor
 
 
-def _refusal(path: Path, error: OSError) -> TraceError:
-    return TraceError(f"cannot record to {path}: {error.strerror or error}", _ELSEWHERE)
+def _write(descriptor: int, data: bytes) -> None:
+    written = os.write(descriptor, data)
+    while written < len(data):  # a disk that is full takes a part first, then says so
+        written += os.write(descriptor, data[written:])
 
 
 def _header(upstream: str) -> bytes:
@@ -129,21 +176,32 @@ def _compressor(path: Path) -> Callable[[bytes], bytes]:
     return bytes
 
 
-def _whole_part(path: Path, descriptor: int) -> tuple[int, int]:
-    """How often the file was opened to record, and where its last whole line ends. Raises TraceError for others."""
-    if not os.fstat(descriptor).st_size:
-        return 0, 0
-    runs = end = 0
-    with path.open("rb") as file:
-        codec = _CODECS.get(path.suffix)
-        plain = None if codec is None else Decompressed(file, codec)
-        lines = file if plain is None else io.BufferedReader(plain)
-        with suppress(CutShortError):
-            while line := lines.readline(LONGEST_LINE + 1):
-                runs += is_header(line)
-                if not runs and not is_blank(line):
-                    break
-                end += len(line) if line.endswith(b"\n") else 0
-        if not runs:
-            raise TraceError(f"{path} is not a capture of this proxy, and is left as it is", _ELSEWHERE)
-        return runs, end if plain is None else plain.whole
+def _whole_part(path: Path, descriptor: int, say: Callable[[str], None]) -> tuple[int, int, bool]:
+    """How often recording to a file began, where its last whole line ends, and whether that has a line's end.
+
+    What stands behind, and nothing whole behind that, is taken away. Raises TraceError for what is no capture.
+    """
+    size = os.fstat(descriptor).st_size
+    if not size:
+        return 0, 0, True
+    runs, end, ended, damaged = 0, size, True, 0
+    codec = _CODECS.get(path.suffix)
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        for line in readable_lines(file, codec):
+            if isinstance(line, Lost):
+                damaged, end = damaged + line.end - line.start, line.start if line.end == size else size
+                continue
+            runs += is_header(line)
+            if not runs and not is_blank(line):
+                break
+            ended = line.endswith(b"\n")
+            if codec is None:
+                end = size if ended else size - len(line)
+    if not runs:
+        raise TraceError(f"{path} is not a capture of this proxy, and is left as it is", _ELSEWHERE)
+    if end < size:
+        os.ftruncate(descriptor, end)
+        say(f"{path} ended in a line that was cut off: its {size - end:,} bytes were taken away")
+    if damaged := damaged - (size - end) if codec else 0:
+        say(f"{path} is damaged: {damaged:,} of its bytes cannot be read, and stay as they are")
+    return runs, end, ended if codec else True

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import orjson
 
 from kvaudit.proxy.answers import Answer, ChatAnswer, CompletionAnswer, MessagesAnswer, ResponsesAnswer, error_in
-from kvaudit.proxy.secrets import Secrets
+from kvaudit.proxy.parsing import parsed_object
+from kvaudit.proxy.secrets import Secrets, names_fields_twice
 from kvaudit.proxy.streams import BodyDecoder, ServerSentEvents, TooLargeError, UnknownEncodingError
 from kvaudit.traces.source import LONGEST_LINE
 
@@ -43,20 +44,21 @@ class Exchange:
     """One request on its way. `limit` is how many bytes of the request, and of the answer, are kept at most.
 
     Nothing here raises for what a client or a server sends: what cannot be taken is noted in `problems`.
+    `request_unread`, `answer_unread`: the line lacks the parsed request, or a part of the answer.
     """
 
     def __init__(
         self, api: tuple[str, Callable[[], Answer]], path: str, headers: Headers, query: bytes, limit: int
     ) -> None:
         self.api, make_answer = api
-        self.path = path
         self.started = time.time()
         self.status: int | None = None
         self.outcome: Outcome | None = None
         self.error: str | None = None
         self.answer = make_answer()
         self.problems: list[str] = []
-        self._secrets = Secrets(headers, query)
+        self.request_unread = self.answer_unread = False
+        self._asked = (headers, query, path)
         self._request_headers = _kept(headers)
         self._answer_headers: dict[str, str] = {}
         self._limit = limit
@@ -90,7 +92,7 @@ class Exchange:
         try:
             self._decoder = BodyDecoder(kept.get("content-encoding", ""), self._limit)
         except UnknownEncodingError as unknown:
-            self.problems.append(f"the answer's encoding {unknown} is not known here")
+            self._note_answer(f"the answer's encoding {unknown} is not known here")
         if kept.get("content-type", "").startswith("text/event-stream"):
             self._events = ServerSentEvents()
 
@@ -116,18 +118,18 @@ class Exchange:
 
     def line(self, exchange_id: str) -> bytes:
         """The exchange as one line of JSON with its end."""
-        raw = b"".join(self._request)
-        body = self._parsed_request(raw)
+        secrets = Secrets(*self._asked)
+        body, raw = self._told_request(secrets)
         self._close_answer()
-        values: dict[str, object] = {
+        values: dict[str, Any] = {
             "exchange": exchange_id,
             "api": self.api,
-            "path": self.path,
+            "path": self._asked[2],
             "started": self.started,
             "session": session_of(body),
             "status": self.status,
             "outcome": self.outcome,
-            "error": self.error and self.error[:_LONGEST_ERROR],
+            "error": self.error,
             "problems": self.problems,
             "streamed": self._events is not None,
             "ttft_ms": self._first_ms if self._events is None else self._content_ms,
@@ -139,22 +141,58 @@ class Exchange:
             "request_headers": self._request_headers,
             "answer_headers": self._answer_headers,
         }
-        line = self._encoded(values, raw, body)
-        if self._secrets.are_in(raw) or self._secrets.are_in(line):
-            self._note("credentials of the request stood in its body or its answer too, and were removed")
-            clean = self._secrets.removed(raw)
-            line = self._secrets.removed(self._encoded(values, clean, _json_object(clean)))
-        return line + b"\n"
+        if secrets.replace(values):
+            self._note("credentials of the request stood in its path or its answer, and were removed")
+        values["error"] = values["error"] and values["error"][:_LONGEST_ERROR]  # only now: a cut key is no longer found
+        return self._encoded(values, raw, body) + b"\n"
 
-    def _encoded(self, values: Mapping[str, object], raw: bytes, body: dict[str, Any] | None) -> bytes:
-        too_large = self._request_bytes > self._limit
-        whole = {**values, "request_raw": None if too_large else _lossless(raw), "request": body}
+    def _told_request(self, secrets: Secrets) -> tuple[dict[str, Any] | None, str | dict[str, str] | None]:
+        """The request parsed and as it came, both without credentials. What nobody can look into is not kept."""
+        raw = b"".join(self._request)
+        plain = self._decoded_request(raw)
+        if plain is None:
+            self.request_unread = True
+            return None, None
+        text = plain.decode(errors="replace")
+        body, proper = parsed_object(plain)
+        if body is None:
+            self._note_request("the request is not a JSON object")
+            if secrets.may_be_in(text):
+                self._note("the bytes of the request are not kept: they may hold credentials")
+                return None, None
+            return None, _lossless(raw)
+        if not proper:
+            self._note("the request is no proper JSON (NaN, a lone surrogate or the like), and was read leniently")
+        twice = names_fields_twice(text)
+        found = secrets.take_from(body, text) or secrets.are_in(text)
+        if found:
+            self._note("credentials were removed from the request")
+        if not found and not twice:
+            return body, _lossless(raw)
+        clean = secrets.removed(text)
+        if twice or not _says(clean, body):
+            self._note("the bytes of the request are not kept: credentials cannot be taken out of them safely")
+            return body, None
+        return body, clean
+
+    def _decoded_request(self, raw: bytes) -> bytes | None:
+        if self._request_bytes > self._limit:
+            self._note(f"the request is larger than {self._limit} bytes")
+            return None
+        try:
+            return BodyDecoder(self._request_headers.get("content-encoding", ""), self._limit).whole(raw)
+        except Exception as error:  # unknown, damaged or too large
+            self._note(f"the request's encoding cannot be undone, and its bytes are not kept: {error!r}")
+            return None
+
+    def _encoded(self, values: dict[str, Any], raw: str | dict[str, str] | None, body: dict[str, Any] | None) -> bytes:
+        whole = {**values, "request_raw": raw, "request": body}
         line = _dumped(whole)
         if line is None:
-            self._note("the request is nested too deeply to be told as JSON")
+            self._note_request("the request is nested too deeply to be told as JSON")
             line = _dumped(whole | {"request": None})
         if line is None or len(line) > LONGEST_LINE:
-            self._note("request and answer are too large for one line")
+            self._note_request("request and answer are too large for one line")
             line = orjson.dumps({**values, "answer": None, "request_raw": None, "request": None})
         return line
 
@@ -170,9 +208,9 @@ class Exchange:
         if data == _DONE:
             self.answer.finished = True
             return False
-        event = _json_object(data)
+        event, _ = parsed_object(data)
         if event is None:
-            self._note("an event of the stream is not a JSON object")
+            self._note_answer("an event of the stream is not a JSON object")
             return False
         return self.answer.add_event(event)
 
@@ -189,34 +227,28 @@ class Exchange:
             self.outcome, self.error = "cut-short", "the stream ended without its end mark"
 
     def _take_whole(self, data: bytes) -> None:
-        body = _json_object(data)
+        body, _ = parsed_object(data)
         if body is not None:
             self.answer.set_whole(body)
             if self.status is not None and self.status >= 400:
                 self.answer.error = error_in(body) or _json_text(body)
         elif self.status is not None and self.status >= 400:
-            self.answer.error = data[:_LONGEST_ERROR].decode(errors="replace")
+            self.answer.error = data.decode(errors="replace")
         elif self.outcome == "complete":
-            self._note("the answer is not a JSON object")
-
-    def _parsed_request(self, raw: bytes) -> dict[str, Any] | None:
-        if self._request_bytes > self._limit:
-            self._note(f"the request is larger than {self._limit} bytes")
-            return None
-        try:
-            plain = BodyDecoder(self._request_headers.get("content-encoding", ""), self._limit).whole(raw)
-        except Exception as error:  # unknown, damaged or too large: the raw bytes are kept
-            self._note(f"the request's encoding cannot be undone: {error!r}")
-            return None
-        body = _json_object(plain)
-        if body is None:
-            self._note("the request is not a JSON object")
-        return body
+            self._note_answer("the answer is not a JSON object")
 
     def _stop_taking(self, problem: str) -> None:
-        self._note(problem)
+        self._note_answer(problem)
         self._decoder = None
         self._whole.clear()
+
+    def _note_request(self, problem: str) -> None:
+        self.request_unread = True
+        self._note(problem)
+
+    def _note_answer(self, problem: str) -> None:
+        self.answer_unread = True
+        self._note(problem)
 
     def _note(self, problem: str) -> None:
         if problem not in self.problems:
@@ -250,16 +282,15 @@ def _lossless(raw: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(raw).decode()}
 
 
-def _json_object(data: bytes) -> dict[str, Any] | None:
+def _says(text: str, body: dict[str, Any]) -> bool:
     try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None
+        return parsed_object(text.encode())[0] == body
+    except RecursionError:  # of the comparison
+        return False
 
 
 def _json_text(body: Mapping[str, Any]) -> str:
-    return (_dumped(body) or b"")[:_LONGEST_ERROR].decode(errors="replace")
+    return (_dumped(body) or b"").decode()
 
 
 def _dumped(values: Mapping[str, object]) -> bytes | None:

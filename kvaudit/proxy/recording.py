@@ -9,8 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from kvaudit.errors import KvauditError
 from kvaudit.proxy.capture import Capture
 from kvaudit.proxy.exchange import Exchange, Headers, api_of
+from kvaudit.reports.escape import visible
 
 KEPT_BYTES = 64 << 20
 """The largest request, and the largest answer, that is kept."""
@@ -23,12 +25,18 @@ _SECONDS_BETWEEN_WARNINGS = 30.0
 
 @dataclass(slots=True)
 class Counts:
-    """`lost` exchanges could not be written. `with_cached_tokens`: the server said how much of its cache it used."""
+    """`lost` exchanges could not be written. `with_cached_tokens`: the server said how much of its cache it used.
+
+    Of recorded exchanges, `unread_requests` and `unread_answers` are without the parsed request, or with an answer that
+    is not whole, because something in them could not be parsed.
+    """
 
     recorded: int = 0
     lost: int = 0
     passed_on: int = 0
     with_cached_tokens: int = 0
+    unread_requests: int = 0
+    unread_answers: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
 
 
@@ -69,21 +77,24 @@ class Recording:
                 self._waiting += size
                 self._begun += 1
         if not waits:
-            self._writer.submit(self._write, exchange, f"r{self._capture.run}-{self._begun}", size)
+            self._writer.submit(self._write, exchange, self._begun, size)
 
     def close(self) -> Counts:
         """Wait until everything is written."""
         self._writer.shutdown(wait=True)
         return self.counts
 
-    def _write(self, exchange: Exchange, exchange_id: str, size: int) -> None:
+    def _write(self, exchange: Exchange, number: int, size: int) -> None:
         failure = None
         try:
-            self._capture.append(exchange.line(exchange_id))
+            run = self._capture.current_run()
+            self._capture.append(exchange.line(f"r{run}-{number}"))
+        except KvauditError as error:
+            failure = error.message
         except OSError as error:
             failure = error.strerror or str(error)
         except Exception as error:  # a fault of ours: the next exchange may be written all the same
-            failure = f"{type(error).__name__}: {error}"
+            failure = visible(f"{type(error).__name__}: {error}")
         with self._lock:
             self._waiting -= size
             if failure is not None:
@@ -94,6 +105,8 @@ class Recording:
     def _count(self, exchange: Exchange) -> None:
         self.counts.recorded += 1
         self.counts.outcomes[exchange.outcome or ""] += 1
+        self.counts.unread_requests += exchange.request_unread
+        self.counts.unread_answers += exchange.answer_unread
         self.counts.with_cached_tokens += exchange.answer.counts()["cached_tokens"] is not None
         if self._warned_at is not None:
             self._warned_at = None

@@ -15,7 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from kvaudit.proxy.exchange import Exchange, Outcome
 from kvaudit.proxy.recording import Recording
+from kvaudit.proxy.secrets import Secrets
 from kvaudit.proxy.upstream import Upstream, chunks
+from kvaudit.reports.escape import visible
 
 _HOP_BY_HOP = frozenset(
     {
@@ -30,6 +32,8 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+
+_HIGHEST_STATUS = 599
 
 _Headers = list[tuple[bytes, bytes]]
 
@@ -57,7 +61,8 @@ class Proxy:
         except ExceptionGroup as group:
             told = f"{type(group.exceptions[0]).__name__}: {group.exceptions[0]}"
             relay.end("upstream-gone", told)
-            self._say(f"a request to {scope['path']} failed in the proxy: {told}")
+            secrets = Secrets(scope["headers"], scope["query_string"], scope["path"])
+            self._say(visible(secrets.removed(f"a request to {scope['path']} failed in the proxy: {told}")))
             raise
         finally:
             if exchange is not None:
@@ -132,6 +137,11 @@ class _Relay:
         exchange = self.exchange
         if exchange is not None:
             exchange.begin_answer(response.status_code, headers)
+        if response.status_code > _HIGHEST_STATUS:
+            told = f"{self.upstream.name} answered with status {response.status_code}, which HTTP does not have"
+            self.end("failed", told)
+            await _refusal(HTTPStatus.BAD_GATEWAY, told)(self.request.scope, self.receive, self.send)
+            return
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         async for chunk in chunks(response):
             came = exchange.elapsed_ms() if exchange is not None else 0.0

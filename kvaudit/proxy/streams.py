@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from typing import Any
 
 _STEP = 1 << 12
 """Bytes decoded at a time: few, because a compressed byte may stand for thousands."""
@@ -49,17 +50,34 @@ def _decoder(encoding: str) -> Callable[[bytes], bytes] | None:
     if encoding in ("", "identity"):
         return None
     if encoding in ("gzip", "x-gzip"):
-        return zlib.decompressobj(31).decompress
+        return _Members(lambda: zlib.decompressobj(31))
     if encoding == "deflate":
         return _Deflate()
     if encoding == "zstd":
         from zstandard import ZstdDecompressor
 
-        decode: Callable[[bytes], bytes] = ZstdDecompressor().decompressobj().decompress
-        return decode
+        return _Members(lambda: ZstdDecompressor().decompressobj())
     if encoding == "br":
         return _brotli()
     raise UnknownEncodingError(encoding)
+
+
+class _Members:
+    """One gzip member or zstd frame after the other; zeros behind one are padding."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._decoder: Any = None
+
+    def __call__(self, data: bytes) -> bytes:
+        decoded = []
+        while data := data if self._decoder else data.lstrip(b"\0"):
+            self._decoder = self._decoder or self._make()
+            decoded.append(self._decoder.decompress(data))
+            data = b""
+            if self._decoder.eof:
+                data, self._decoder = self._decoder.unused_data, None
+        return b"".join(decoded)
 
 
 class _Deflate:

@@ -13,6 +13,7 @@ import anyio
 import httpx
 
 from kvaudit.errors import UsageError
+from kvaudit.proxy.secrets import Secrets
 
 _CONNECT_SECONDS = 30.0
 _IDLE_SECONDS = 2.0
@@ -29,7 +30,7 @@ class Upstream:
     """
 
     def __init__(self, url: httpx.URL, verify: ssl.SSLContext) -> None:
-        self.name = str(url)
+        self.name = Secrets((), b"", url.path).removed(str(url))
         self._url = url.copy_with(path="/")
         self._prefix = url.raw_path.rstrip(b"/")
         self._host = url.netloc

@@ -3,7 +3,8 @@
 An exchange is `{"exchange": id, "api": "chat" | "completions" | "responses" | "messages", "started": seconds,
 "outcome": ..., "request": the parsed body, "answer": {...}, ...}`. Lines stand in the order in which exchanges ended;
 the trace is in the order in which they began. Those that failed are left out; those that broke off were served, and
-stay. A last line that was cut off when the proxy was killed is noted.
+stay. Of a damaged file only what is damaged is lost: broken lines are left out and counted, damaged bytes and a last
+line that was cut off when the proxy was killed are noted.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import orjson
 from kvaudit.errors import TraceError
 from kvaudit.records import Trace
 from kvaudit.traces.bodies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, responses_input
-from kvaudit.traces.decompress import CutShortError
+from kvaudit.traces.damaged import Lost, codec_of, readable_lines
 from kvaudit.traces.fields import brief
-from kvaudit.traces.foreign import NOTES, Call, Examples, foreign_trace
+from kvaudit.traces.foreign import Call, Examples, foreign_trace
 from kvaudit.traces.logs import LINE, Log, Record
-from kvaudit.traces.source import NotThisFormatError, TraceSource, is_blank
+from kvaudit.traces.source import LONGEST_LINE, NotThisFormatError, TraceSource, is_blank
+from kvaudit.traces.tally import LeftOut, Tally
 
 VERSION = 1
 HEADER = "kvaudit_capture"
@@ -45,6 +47,8 @@ _APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 def is_header(line: bytes) -> bool:
     """Whether a line of a file is the header of a capture."""
+    if HEADER.encode() not in line:
+        return False
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -57,11 +61,8 @@ def read(source: TraceSource) -> Trace:
     if not is_header(_first_line(source)):
         raise NotThisFormatError(f"the first line has no {HEADER!r}")
     capture = _Capture(source)
-    trace = foreign_trace(source, Log(LINE, capture.exchanges()), capture.calls, in_order=False)
-    told = trace.header.get(NOTES)
-    notes = [*(told if isinstance(told, list) else ()), *capture.notes]
-    header = {**trace.header, "upstream": capture.upstream} | ({NOTES: notes} if notes else {})
-    return replace(trace, header=header)
+    trace = foreign_trace(source, Log(LINE, capture.exchanges(), capture.tally), capture.calls, in_order=False)
+    return replace(trace, header={**trace.header, "upstream": capture.upstream})
 
 
 def _first_line(source: TraceSource) -> bytes:
@@ -83,33 +84,46 @@ class _Turn:
 class _Capture:
     source: TraceSource
     upstream: str | None = None
-    notes: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=lambda: Tally(LINE))
     turns: dict[str, _Turn] = field(default_factory=dict)
 
     def exchanges(self) -> Iterator[tuple[int, Record]]:
-        """Up to the end, or to where the proxy was killed while it wrote."""
+        """(line number, exchange). Lines behind lost ones are counted on from those before them."""
         number = 0
-        try:
-            for number, line in self.source.lines():
-                if is_blank(line):
-                    continue
-                try:
-                    values = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    if line.endswith(b"\n"):
-                        raise self.source.error(number, f"broken JSON: {error.msg}") from error
-                    self._note_cut(number - 1)
-                    return
-                if type(values) is dict and HEADER in values:
-                    self._take_header(number, values)
-                elif type(values) is dict and "exchange" in values:
-                    yield number, values
+        for line in self._lines():
+            if isinstance(line, Lost):
+                self._note_lost(line, number)
+                continue
+            number += 1
+            if len(line) > LONGEST_LINE:
+                raise self.source.error(number, f"longer than {LONGEST_LINE >> 20} MiB")
+            if is_blank(line):
+                continue
+            try:
+                values = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                if line.endswith(b"\n"):
+                    self.tally.add(LeftOut(number, "broken JSON", error.msg))
                 else:
-                    raise self.source.error(number, "neither an exchange nor the header of a capture")
-        except TraceError as error:
-            if not isinstance(error.__cause__, CutShortError):
-                raise
-            self._note_cut(number)
+                    self._note_cut(number - 1)
+                continue
+            if type(values) is dict and HEADER in values:
+                self._take_header(number, values)
+            elif type(values) is dict and "exchange" in values:
+                yield number, values
+            else:
+                self.tally.add(LeftOut(number, "neither an exchange nor the header of a capture"))
+
+    def _lines(self) -> Iterator[bytes | Lost]:
+        try:
+            with self.source.path.open("rb") as stream:
+                codec = codec_of(stream)
+                if codec is not None:
+                    yield from readable_lines(stream, codec)
+                    return
+        except OSError as error:
+            raise TraceError(f"{self.source.name} cannot be read: {error.strerror or error}") from error
+        yield from (line for _, line in self.source.lines())
 
     def calls(self, place: int, exchange: Record) -> Iterator[Call]:
         """Raises TraceError, without its place, for an exchange of which nothing can be replayed."""
@@ -139,8 +153,17 @@ class _Capture:
             before=before,
         )
 
+    def _note_lost(self, lost: Lost, whole: int) -> None:
+        if lost.cut:
+            self._note_cut(whole)
+        else:
+            self.tally.notes.append(
+                f"{lost.end - lost.start:,} bytes of the capture behind line {whole}, from byte {lost.start:,} on, are "
+                "damaged: what stood there is lost"
+            )
+
     def _note_cut(self, whole: int) -> None:
-        self.notes.append(f"the capture was cut off behind line {whole}, when the proxy was stopped")
+        self.tally.notes.append(f"the capture was cut off behind line {whole}, when the proxy was stopped")
 
     def _take_header(self, line: int, values: Record) -> None:
         if values[HEADER] != VERSION:

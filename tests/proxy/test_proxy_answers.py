@@ -57,9 +57,11 @@ def test_only_line_ends_end_lines() -> None:
         ("identity", bytes),
         ("gzip", gzip.compress),
         ("x-gzip", gzip.compress),
+        ("gzip", lambda data: gzip.compress(data[:3000]) + bytes(9000) + gzip.compress(data[3000:]) + bytes(3)),
         ("deflate", zlib.compress),
         ("deflate", lambda data: zlib.compress(data)[2:-4]),
         ("zstd", zstandard.ZstdCompressor().compress),
+        ("zstd", lambda data: b"".join(zstandard.ZstdCompressor().compress(part) for part in (data[:9], data[9:]))),
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 10000])
@@ -69,6 +71,11 @@ def test_encodings_are_undone_chunk_by_chunk(encoding: str, encode: Any, size: i
     decoder = BodyDecoder(encoding, len(plain))
 
     assert b"".join(p for i in range(0, len(sent), size) for p in decoder.feed(sent[i : i + size])) == plain
+
+
+def test_what_follows_a_member_and_is_none_is_an_error() -> None:
+    with pytest.raises(zlib.error):
+        BodyDecoder("gzip", 1000).whole(gzip.compress(b"{}") + b"garbage")
 
 
 def test_a_body_that_grows_beyond_the_limit_is_given_up() -> None:

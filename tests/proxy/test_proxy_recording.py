@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,9 +176,29 @@ def test_credentials_are_in_no_part_of_an_exchange(setup: Setup) -> None:
     exchange = setup.new(call)
 
     assert exchange["path"] == "/v1/chat/completions"
-    assert exchange["error"] == "bad [secret removed]"
-    assert exchange["request"]["api_key"] == "[secret removed]"
-    assert any("credentials" in problem for problem in exchange["problems"])
+    placeholder = exchange["request"]["api_key"]
+    assert re.fullmatch(r"\[secret-[0-9a-f]{8}\]", placeholder)
+    assert exchange["error"] == f"bad Bearer {placeholder}"
+    assert orjson.loads(exchange["request_raw"]) == exchange["request"]
+    assert exchange["problems"] == [
+        "credentials were removed from the request",
+        "credentials of the request stood in its path or its answer, and were removed",
+    ]
+
+
+def test_a_key_in_the_path_and_in_a_compressed_body_is_not_kept(setup: Setup) -> None:
+    raw = gzip.compress(orjson.dumps({"model": "m", "messages": MESSAGES, "extra_headers": {"X-Api-Key": SECRET}}))
+
+    def call() -> None:
+        url = f"{setup.proxy.url}/account/{SECRET}/v1/completions"
+        http().post(url, content=raw, headers={"content-encoding": "gzip"})
+
+    exchange = setup.new(call)
+
+    placeholder = exchange["request"]["extra_headers"]["X-Api-Key"]
+    assert placeholder.startswith("[secret-")
+    assert exchange["path"] == f"/account/{placeholder}/v1/completions"
+    assert orjson.loads(exchange["request_raw"]) == exchange["request"]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +310,7 @@ def test_damaged_answers_do_not_stop_the_traffic(kind: bytes) -> None:
     exchange.add_answer(b"nor is this", 2.0)
 
     assert any("cannot be read" in problem for problem in told(exchange)["problems"])
+    assert exchange.answer_unread
 
 
 def test_a_request_that_is_nested_beyond_measure_is_kept_as_it_came() -> None:

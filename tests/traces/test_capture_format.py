@@ -14,7 +14,7 @@ from kvaudit.errors import TraceError
 from kvaudit.proxy.capture import open_capture
 from kvaudit.records import Trace
 from kvaudit.traces import read_trace
-from kvaudit.traces.foreign import told_left_out
+from kvaudit.traces.tally import told_left_out
 
 HEADER = {"kvaudit_capture": 1, "upstream": "http://x", "started": 1.0}
 USER = {"role": "user", "content": "Hello"}
@@ -101,22 +101,12 @@ def test_a_line_that_was_cut_off_is_noted_and_left_out(path: Path, cut: int) -> 
     assert "cut off behind line 2" in notes(trace)
 
 
-def test_a_broken_line_in_the_middle_is_an_error(file: Path) -> None:
+def test_a_capture_of_another_version_is_an_error(file: Path) -> None:
     write(file, chat(1))
     with file.open("ab") as stream:
-        stream.write(b'{"exchange": "r1-2", "ap\n' + orjson.dumps(chat(3)) + b"\n")
+        stream.write(b'{"kvaudit_capture": 2}\n')
 
-    with pytest.raises(TraceError, match=f"^{file}, line 3: broken JSON"):
-        read_trace(file)
-
-
-@pytest.mark.parametrize("line", [b"[]\n", b"7\n", b"{}\n", b'{"kvaudit_capture": 2}\n'])
-def test_a_line_that_is_no_exchange_is_an_error(file: Path, line: bytes) -> None:
-    write(file, chat(1))
-    with file.open("ab") as stream:
-        stream.write(line)
-
-    with pytest.raises(TraceError, match=f"^{file}, line 3: "):
+    with pytest.raises(TraceError, match=f"^{file}, line 3: a capture of version 2"):
         read_trace(file)
 
 
