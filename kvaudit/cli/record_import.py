@@ -41,9 +41,12 @@ Formats:
 Plain, .gz and .zst are told by their content, and so is the format. Requests stay in
 the order of the log; they are sorted by their times where a log is not in order.
 Calls that failed, ids that came before, embeddings, images and audio are left out,
-and counted with their lines. Tool definitions become a system message and tool calls
-the end of their assistant's message, both as JSON text: the model's own tool template
-is not used. Of a logged answer only its length is taken, never its text.
+and counted with their lines. So are lines that cannot be read, where they are no more
+than the others, and such files in a folder. A compressed file that is cut off is read
+up to there. A trace of kvaudit's own is read whole or not at all.
+Tool definitions become a system message and tool calls the end of their assistant's
+message, both as JSON text: the model's own tool template is not used. Of a logged
+answer only its length is taken, never its text.
 
 {segmenting.NOTES}
 {redacting.NOTES}"""

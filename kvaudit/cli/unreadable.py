@@ -5,34 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvaudit.errors import TraceError
+from kvaudit.traces.packing import HEAD_BYTES, Packing, packing_of
 from kvaudit.traces.source import TraceSource, is_blank
 
-_UNPACK = "unpack it, and look at what is in it"
-_CONVERT = "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
-_IMPORT = "import it with kvaudit record import --redact, and share the trace that it writes"
-_CONTENT = "only text in UTF-8 is looked at: take the text out of it"
-_KINDS = (
-    (b"PAR1", "a Parquet file", _IMPORT),
-    (b"PK\x03\x04", "a zip archive", _UNPACK),
-    (b"PK\x05\x06", "a zip archive", _UNPACK),
-    (b"BZh", "compressed with bzip2", _UNPACK),
-    (b"\x1f\x8b", "compressed with gzip twice", _UNPACK),
-    (b"\x1f\x9d", "compressed with compress", _UNPACK),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd twice", _UNPACK),
-    (b"\xfd7zXZ\x00", "compressed with xz", _UNPACK),
-    (b"\x04\x22\x4d\x18", "compressed with lz4", _UNPACK),
-    (b"LZIP\x01", "compressed with lzip", _UNPACK),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
-    (b"Rar!\x1a\x07", "a rar archive", _UNPACK),
-    (b"ARROW1", "an Arrow file", _CONTENT),
-    (b"Obj\x01", "an Avro file", _CONTENT),
-    (b"ORC", "an ORC file", _CONTENT),
-    (b"%PDF-", "a PDF file", _CONTENT),
-    (b"SQLite format 3\x00", "a SQLite database", _CONTENT),
-    (b"\xff\xfe\x00\x00", "text in UTF-32", "convert it to UTF-8 (iconv -f UTF-32 -t UTF-8)"),
-    (b"\xff\xfe", "text in UTF-16", _CONVERT),
-    (b"\xfe\xff", "text in UTF-16", _CONVERT),
-)
+_PARQUET = b"PAR1"
 _FIRST_BYTES = 1 << 16
 
 
@@ -48,9 +24,8 @@ class ReadableLines:
         the first bytes and, in the end, for a file of which half the lines or more are not UTF-8.
         """
         seen = lines = 0
+        self._refuse_packed()
         for number, line in self._source.lines():
-            if not seen:
-                self._refuse_known(line)
             if seen < _FIRST_BYTES and b"\0" in line[: _FIRST_BYTES - seen]:
                 raise TraceError(
                     f"{self._source.name} is no text in UTF-8: there are NULs in it",
@@ -68,10 +43,17 @@ class ReadableLines:
                 "unpack it if it is an archive, convert it to UTF-8 if it is text (iconv)",
             )
 
-    def _refuse_known(self, first: bytes) -> None:
-        for magic, what, hint in _KINDS:
-            if first.startswith(magic) and not (magic == b"BZh" and not first[3:4].isdigit()):
-                raise TraceError(f"{self._source.name} is {what}, and only lines of text in UTF-8 are looked at", hint)
+    def _refuse_packed(self) -> None:
+        head = self._source.head(HEAD_BYTES)
+        packing = packing_of(head)
+        if head.startswith(_PARQUET):
+            packing = Packing(
+                "a Parquet file", "import it with kvaudit record import --redact, and share the trace that it writes"
+            )
+        if packing:
+            raise TraceError(
+                f"{self._source.name} is {packing.what}, and only lines of text in UTF-8 are looked at", packing.remedy
+            )
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -14,6 +14,8 @@ from pathlib import Path
 from kvaudit import plugins
 from kvaudit.errors import TraceError
 from kvaudit.records import Trace
+from kvaudit.traces.fields import brief
+from kvaudit.traces.packing import HEAD_BYTES, Packing, packing_of
 from kvaudit.traces.source import NotThisFormatError, TraceSource, open_source
 
 __all__ = [
@@ -28,7 +30,7 @@ __all__ = [
 
 Reader = Callable[[TraceSource], Trace]
 
-_FIELDS_SHOWN, _LONGEST_FIELD = 6, 40
+_FIELDS_SHOWN = 6
 
 
 class UnknownFormatError(TraceError):
@@ -53,10 +55,13 @@ def read_source(source: TraceSource, format: str | None = None) -> Trace:  # noq
 
 def read_as(source: TraceSource, format: str | None = None) -> tuple[str, Trace]:  # noqa: A002
     """As `read_source`, with the name of the format that the trace has."""
-    if source.is_empty():
+    packing = packing_of(source.head(HEAD_BYTES))
+    if packing is None and source.is_empty():
         raise TraceError(f"{source.name} is empty", "a trace is JSON lines: one object a line")
     if format is None:
-        return _detected(source)
+        return _detected(source, packing)
+    if packing and format in plugins.BUILT_IN["traces"]:
+        raise _packed(source, packing)
     try:
         return format, _reader(format)(source)
     except NotThisFormatError as refusal:
@@ -68,32 +73,40 @@ def _reader(name: str) -> Reader:
     return reader
 
 
-def _detected(source: TraceSource) -> tuple[str, Trace]:
+def _detected(source: TraceSource, packing: Packing | None) -> tuple[str, Trace]:
     refusals: dict[str, str] = {}
-    for name in _names():
+    for name in _from_outside() if packing else (*plugins.BUILT_IN["traces"], *_from_outside()):
         try:
             return name, _reader(name)(source)
         except NotThisFormatError as refusal:
             refusals[name] = refusal.message
-    raise UnknownFormatError(
-        f"{source.name} is in no known trace format: {_why_unknown(source, refusals)}", f"tried: {', '.join(refusals)}"
-    )
+    raise _packed(source, packing) if packing else _unknown(source, refusals)
 
 
-def _names() -> Iterator[str]:
-    """Formats from outside are looked for only where none of kvaudit's own takes a file."""
-    own = plugins.BUILT_IN["traces"]
-    yield from own
-    yield from (name for name in plugins.available("traces") if name not in own)
+def _from_outside() -> Iterator[str]:
+    """Looked for only where none of kvaudit's own formats takes a file."""
+    yield from (name for name in plugins.available("traces") if name not in plugins.BUILT_IN["traces"])
 
 
-def _why_unknown(source: TraceSource, refusals: Mapping[str, str]) -> str:
+def _packed(source: TraceSource, packing: Packing) -> UnknownFormatError:
+    return UnknownFormatError(f"{source.name} is {packing.what}: {packing.remedy}")
+
+
+def _unknown(source: TraceSource, refusals: Mapping[str, str]) -> UnknownFormatError:
     try:
-        fields = [repr(name[:_LONGEST_FIELD]) for name in source.first_object()]
+        fields = list(source.first_object())
     except NotThisFormatError as refusal:
         found = refusal.message
     else:
+        if "exchange" in fields:
+            return UnknownFormatError(
+                f"{source.name} holds exchanges of a capture, and lacks the header that a capture begins with",
+                'write the line {"kvaudit_capture": 1} before its first line',
+            )
+        names = ", ".join(map(brief, fields[:_FIELDS_SHOWN]))
         more = f" and {len(fields) - _FIELDS_SHOWN} more" if len(fields) > _FIELDS_SHOWN else ""
-        found = f"the first line has the fields {', '.join(fields[:_FIELDS_SHOWN])}{more}" if fields else "no fields"
-    from_outside = [f"; {name}: {why}" for name, why in refusals.items() if name not in plugins.BUILT_IN["traces"]]
-    return found + "".join(from_outside)
+        found = f"the first line has the fields {names}{more}" if fields else "no fields"
+    told = [f"; {name}: {why}" for name, why in refusals.items() if name not in plugins.BUILT_IN["traces"]]
+    return UnknownFormatError(
+        f"{source.name} is in no known trace format: {found}{''.join(told)}", f"tried: {', '.join(refusals)}"
+    )

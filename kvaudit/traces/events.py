@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvaudit.errors import TraceError, UsageError
+from kvaudit.traces.fields import brief
 from kvaudit.traces.source import open_source
 from kvaudit.traces.tables import Table, TextRow, read_table
 from kvaudit.traces.templates import ChannelTemplates, Template
@@ -162,5 +163,5 @@ def _timestamp(table: Table, number: int, text: str) -> float:
     except ValueError:
         seconds = float("nan")
     if not abs(seconds) < float("inf"):
-        raise table.error(number, f"{text!r:.80} is no time", "a time is ISO 8601, or in seconds since 1970")
+        raise table.error(number, f"{brief(text)} is no time", "a time is ISO 8601, or in seconds since 1970")
     return seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from reprlib import Repr
 from typing import Any
 
@@ -13,13 +15,38 @@ from kvaudit.traces.source import TraceSource
 
 _LONGEST_SHOWN = 80
 
+_hide: ContextVar[Callable[[str], str] | None] = ContextVar("hide", default=None)
 
-_shortened = Repr()
+
+class _Shortened(Repr):
+    """Long strings lose their middle, after what is to be hidden in them."""
+
+    def repr_str(self, value: str, level: int) -> str:
+        hide = _hide.get()
+        return super().repr_str(hide(value) if hide else value, level)
+
+
+_shortened = _Shortened()
 _shortened.maxstring = _LONGEST_SHOWN
+
+
+@contextmanager
+def hiding_values(hide: Callable[[str], str]) -> Iterator[None]:
+    """What errors and reasons show of a trace's values goes through `hide` before it is cut: a part of a secret is not
+    known for one.
+    """
+    token = _hide.set(hide)
+    try:
+        yield
+    finally:
+        _hide.reset(token)
 
 
 def brief(value: Any) -> str:
     """A value as errors show it: cut at 80 characters, however deep it is."""
+    hide = _hide.get()
+    if hide is not None:
+        return hide(_shortened.repr(value))[:_LONGEST_SHOWN]
     if type(value) is str and len(value) < _LONGEST_SHOWN:
         return repr(value)[:_LONGEST_SHOWN]
     return _shortened.repr(value)[:_LONGEST_SHOWN]

@@ -20,12 +20,10 @@ from kvaudit.traces.logs import LINE, Log, Record
 from kvaudit.traces.outcomes import answer_is_empty, logged_length
 from kvaudit.traces.segments import SegmentPool
 from kvaudit.traces.source import TraceSource
+from kvaudit.traces.tally import LeftOut, Tally, told_left_out
 from kvaudit.traces.times import seconds
 from kvaudit.traces.tools import calls_of, definitions_of
 
-_PLACES_SHOWN = 3
-_MOST_REASONS = 30
-_OTHER_REASONS = "for other reasons"
 NOTES = "notes"
 LEFT_OUT = "left_out"
 WITH_TOOLS = "with_tools"
@@ -37,15 +35,6 @@ _COUNTED = {
 }
 
 _SUBJECT = re.compile(r"((?:the request|request '[^']*'|message \d+|the prompt)) ")
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A record of a log that is no request to replay. `place` is its line, row or entry."""
-
-    place: int
-    reason: str
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +66,6 @@ Examples = tuple[tuple[str, Mapping[str, Sequence[str]]], ...]
 is a plain prompt."""
 
 
-class Tally:
-    """What was left out, counted by reason, with the first places."""
-
-    def __init__(self, unit: str = LINE) -> None:
-        self.unit = unit
-        self._rows: dict[str, dict[str, Any]] = {}
-
-    def add(self, left_out: LeftOut) -> None:
-        reason = left_out.reason
-        if reason not in self._rows and len(self._rows) >= _MOST_REASONS:
-            reason = _OTHER_REASONS
-        row = self._rows.setdefault(reason, {"reason": reason, "count": 0, "places": []})
-        row["count"] += 1
-        if len(row["places"]) < _PLACES_SHOWN:
-            detail = f" ({left_out.detail})" if left_out.detail else ""
-            row["places"].append(f"{self.unit} {left_out.place}{detail}")
-
-    def rows(self) -> list[dict[str, Any]]:
-        """`{"reason", "count", "places"}`, the most frequent reason first."""
-        return sorted(self._rows.values(), key=lambda row: -row["count"])
-
-    @property
-    def total(self) -> int:
-        return sum(row["count"] for row in self._rows.values())
-
-
 class NothingToReplayError(TraceError):
     """A log of a known format in which every record was left out."""
 
@@ -110,13 +73,6 @@ class NothingToReplayError(TraceError):
         reasons = "; ".join(told_left_out(row) for row in tally.rows())
         super().__init__(f"{name} holds no request that can be replayed" + (f": {reasons}" if reasons else ""))
         self.tally = tally
-
-
-def told_left_out(row: dict[str, Any]) -> str:
-    """A row of a tally as a line of text."""
-    more = row["count"] - len(row["places"])
-    places = ", ".join(row["places"]) + (f" and {more:,} more" if more else "")
-    return f"{row['count']:,} {row['reason']}: {places}"
 
 
 def told_counts(header: Mapping[str, Any]) -> list[str]:
@@ -136,19 +92,20 @@ def foreign_trace(source: TraceSource, log: Log, convert: Convert, *, in_order: 
     records stand in the order in which the calls were made; else they are sorted by their times. Raises TraceError
     where nothing can be replayed.
     """
-    reading = _Reading(source, Tally(log.unit))
+    tally = log.tally
+    reading = _Reading(source, tally)
     requests = [request for place, record in log.records for request in reading.requests(place, record, convert)]
     if not requests:
-        raise NothingToReplayError(source.name, reading.tally)
+        raise NothingToReplayError(source.name, tally)
     if not in_order:
         requests, note = by_time(requests)
-        reading.notes += [note] if note else []
+        tally.notes += [note] if note else []
     numbered = (replace(request, ordinal=ordinal) for ordinal, request in enumerate(requests))
-    header: dict[str, object] = {"records": len(requests) + reading.tally.total}
-    if rows := reading.tally.rows():
+    header: dict[str, object] = {"records": len(requests) + tally.total}
+    if rows := tally.rows():
         header[LEFT_OUT] = rows
-    if reading.notes:
-        header[NOTES] = reading.notes
+    if tally.notes:
+        header[NOTES] = tally.notes
     counts = {WITH_TOOLS: reading.with_tools, EMPTY_ANSWERS: reading.empty_answers}
     header |= {name: count for name, count in counts.items() if count}
     return build_trace(source, numbered, header)
@@ -172,7 +129,6 @@ class _Reading:
     source: TraceSource
     tally: Tally
     pool: SegmentPool = field(default_factory=SegmentPool)
-    notes: list[str] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
     with_tools: int = 0
     empty_answers: int = 0

@@ -14,11 +14,12 @@ from typing import Any
 from kvaudit.errors import TraceError
 from kvaudit.records import Trace
 from kvaudit.traces.apis import api_of_url
-from kvaudit.traces.foreign import Call, Examples, LeftOut, foreign_trace
+from kvaudit.traces.foreign import Call, Examples, foreign_trace
 from kvaudit.traces.logs import ENTRY, Log, Record, document_beginning_with
 from kvaudit.traces.outcomes import failure_of, other_call
 from kvaudit.traces.shapes import as_object, as_objects, parsed
 from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.tally import LeftOut
 
 EXAMPLES: Examples = (
     (

@@ -15,15 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 from kvaudit.errors import TraceError
 from kvaudit.records import HashedRequest, Trace
 from kvaudit.traces.fields import Fields
-from kvaudit.traces.foreign import LeftOut, Tally, told_left_out
+from kvaudit.traces.folders import files_in, reason_of
 from kvaudit.traces.logs import LINE, Log, Record, first_key, first_record, is_document, read_log, whole_document
 from kvaudit.traces.shapes import as_object, as_objects
 from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.tally import LeftOut, Tally, told_left_out
 
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [0, 1]}\n'
 WEKA = (
@@ -56,10 +59,10 @@ class HashesOnlyError(TraceError):
 
 @dataclass(frozen=True, slots=True)
 class HashedTrace:
-    """`requests` as they are read, those of one namespace together. `block_tokens` is what an id stands for.
+    """`requests` as they are read, those of one local namespace together. `block_tokens` is what an id stands for.
 
-    `is_stated`: whether the trace itself gives that size. `tally` counts what was left out and `notes` say how the
-    rest was taken; both are whole when the requests have been taken.
+    `is_stated`: whether the trace itself gives that size. `tally` counts what was left out, and its notes say how the
+    rest was taken; it is whole when the requests have been taken.
     """
 
     name: str
@@ -67,7 +70,10 @@ class HashedTrace:
     is_stated: bool
     requests: Iterator[HashedRequest]
     tally: Tally
-    notes: list[str]
+
+    @property
+    def notes(self) -> list[str]:
+        return self.tally.notes
 
 
 def read_mooncake(source: TraceSource) -> Trace:
@@ -80,8 +86,7 @@ def read_mooncake(source: TraceSource) -> Trace:
 def read_weka(source: TraceSource) -> Trace:
     """Raises HashesOnlyError for a WEKA trace, NotThisFormatError for any other."""
     _, first = _weka_log(source)
-    if not any("hash_ids" in entry.values for entry in _entries(first, "")):
-        raise NotThisFormatError("it has no 'requests' with 'hash_ids'")
+    _require_hashes(first)
     raise HashesOnlyError(source.name, "weka")
 
 
@@ -90,28 +95,69 @@ def open_hashes(source: TraceSource, format: HashFormat) -> HashedTrace:  # noqa
 
     Raises TraceError, also while they are taken, for a broken file and for one without a single sound request.
     """
-    notes: list[str] = []
     if format == "mooncake":
-        log = read_log(source)
-        tally, block_tokens = Tally(log.unit), MOONCAKE_BLOCK
-        found = _mooncake(source, log, tally, notes)
+        log, block_tokens = read_log(source), MOONCAKE_BLOCK
+        found = _mooncake(source, log)
     else:
         log, first = _weka_log(source)
-        tally, block_tokens = Tally(log.unit), _block_size(Fields(source, 1, first, "the session"))
-        found = _weka(source, log, tally, notes, block_tokens)
-    return HashedTrace(_NAMES[format], block_tokens, format == "weka", _some(source, found, tally), tally, notes)
+        block_tokens = _block_size(Fields(source, 1, first, "the session"))
+        found = _weka(source, log, block_tokens)
+    requests = _some(source.name, found, log.tally)
+    return HashedTrace(_NAMES[format], block_tokens, format == "weka", requests, log.tally)
 
 
-def _some(source: TraceSource, requests: Iterator[HashedRequest], tally: Tally) -> Iterator[HashedRequest]:
+def open_hash_folder(folder: Path) -> HashedTrace:
+    """The sessions of a folder of WEKA traces, in the order of its files. Other files are left out.
+
+    Raises TraceError where no file is one, and what `open_hashes` raises.
+    """
+    tally = Tally("file")
+    sessions = _folder_sessions(folder, tally)
+    number, first = next(sessions, (0, None))
+    if first is None:
+        raise TraceError(
+            f"{folder} is a folder, and none of its files is a WEKA trace",
+            f"kvaudit record import {folder} -o TRACE makes one trace of logs with prompts",
+        )
+    source = TraceSource(str(folder), folder)
+    block_tokens = _block_size(Fields(source, number, first, "the session"))
+    found = _weka(source, Log(tally.unit, chain([(number, first)], sessions), tally), block_tokens)
+    return HashedTrace(_NAMES["weka"], block_tokens, True, _some(source.name, found, tally), tally)
+
+
+def _folder_sessions(folder: Path, tally: Tally) -> Iterator[tuple[int, Record]]:
+    """(number of the file from 1, session), the first with a size of its blocks."""
+    for number, path in enumerate(files_in(folder), start=1):
+        source = TraceSource(str(path), path)
+        try:
+            log, first = _weka_log(source)
+            _require_hashes(first)
+            _block_size(Fields(source, 1, first, "the session"))
+            yield from ((number, session) for _, session in log.records)
+        except NotThisFormatError:
+            tally.add(LeftOut(number, "is no WEKA trace", path.name))
+        except TraceError as refusal:
+            tally.add(LeftOut(number, reason_of(refusal, source.name), path.name))
+        else:
+            tally.notes += [f"{path.name}: left out {told_left_out(row)}" for row in log.tally.rows()]
+
+
+def _require_hashes(session: Record) -> None:
+    if not any("hash_ids" in entry.values for entry in _entries(session, "")):
+        raise NotThisFormatError("it has no 'requests' with 'hash_ids'")
+
+
+def _some(name: str, requests: Iterator[HashedRequest], tally: Tally) -> Iterator[HashedRequest]:
     first = next(requests, None)
     if first is None:
         reasons = "; ".join(map(told_left_out, tally.rows()))
-        raise TraceError(f"{source.name} holds no request with its hashes" + (f": {reasons}" if reasons else ""))
+        raise TraceError(f"{name} holds no request with its hashes" + (f": {reasons}" if reasons else ""))
     yield first
     yield from requests
 
 
-def _mooncake(source: TraceSource, log: Log, tally: Tally, notes: list[str]) -> Iterator[HashedRequest]:
+def _mooncake(source: TraceSource, log: Log) -> Iterator[HashedRequest]:
+    tally, unit = log.tally, log.tally.unit
     ordinal, latest, earlier = 0, -math.inf, 0
     for place, record in log.records:
         fields = Fields(source, place, record, "the request")
@@ -124,29 +170,30 @@ def _mooncake(source: TraceSource, log: Log, tally: Tally, notes: list[str]) -> 
         seconds = None if time is None else time / 1000
         earlier += seconds is not None and seconds < latest
         latest = max(latest, latest if seconds is None else seconds)
-        line = place if log.unit == LINE else None
-        yield HashedRequest(f"{log.unit}-{place}", ordinal, tokens, ids, "", session, answer, seconds, line)
+        line = place if unit == LINE else None
+        yield HashedRequest(f"{unit}-{place}", ordinal, tokens, ids, "", session, answer, seconds, line)
         ordinal += 1
     if earlier:
-        notes.append(
+        tally.notes.append(
             f"{earlier:,} requests have earlier times than one before them: they stay in the order of the file"
         )
 
 
-def _weka(source: TraceSource, log: Log, tally: Tally, notes: list[str], block_tokens: int) -> Iterator[HashedRequest]:
+def _weka(source: TraceSource, log: Log, block_tokens: int) -> Iterator[HashedRequest]:
+    tally, unit = log.tally, log.tally.unit
     ordinal, sessions = 0, 0
     for number, (place, session) in enumerate(log.records, start=1):
         about = Fields(source, place, session, "the session")
         try:
             if (size := _block_size(about)) != block_tokens:
                 raise about.error(f"has blocks of {size:,} tokens, and the first one of {block_tokens:,}")
-            name = about.name("id") or f"{log.unit}-{place}"
+            name = about.name("id") or f"{unit}-{place}"
         except TraceError as refusal:
             tally.add(_left_out(source, place, refusal))
             continue
         sessions += 1
         namespace = "" if session.get("hash_id_scope") == "global" else str(number)
-        line = place if log.unit == LINE else None
+        line = place if unit == LINE else None
         for entry in _in_time(list(_entries(session, name))):
             fields = Fields(source, place, entry.values, "the request")
             try:
@@ -159,7 +206,7 @@ def _weka(source: TraceSource, log: Log, tally: Tally, notes: list[str], block_t
             )
             ordinal += 1
     if sessions > 1:
-        notes.append(f"{sessions:,} sessions have no common clock: they are served one after another")
+        tally.notes.append(f"{sessions:,} sessions have no common clock: they are served one after another")
 
 
 def _measures(fields: Fields, values: Record, prompt: str, answer: str) -> tuple[int, tuple[int | str, ...], int]:

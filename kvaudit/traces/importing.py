@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kvaudit.errors import TraceError
 from kvaudit.records import Request, Trace
-from kvaudit.traces import UnknownFormatError, read_as
+from kvaudit.traces import read_as
+from kvaudit.traces.folders import files_in, reason_of
 from kvaudit.traces.foreign import (
     EMPTY_ANSWERS,
     LEFT_OUT,
     NOTES,
     WITH_TOOLS,
-    LeftOut,
     NothingToReplayError,
-    Tally,
     by_time,
 )
 from kvaudit.traces.hash_only import HashesOnlyError
+from kvaudit.traces.logs import LINE
 from kvaudit.traces.native import NAME as NATIVE
 from kvaudit.traces.results import FORMAT as BATCH
 from kvaudit.traces.results import ResultsOnlyError
-from kvaudit.traces.source import open_source
+from kvaudit.traces.source import name_of, open_source
+from kvaudit.traces.tally import LeftOut, Tally, told_left_out
 
-_NAMED_BY_PLACE = re.compile(r"(?:line|entry|row|message|payload)-\d+(?:-\d+)?")
-
+_NAMED_BY_PLACE = re.compile(r"(?P<file>.*:)?(?:(?:line|entry|row|message|payload)-\d+(?:-\d+)?|r\d+-\d+)", re.DOTALL)
+"""Ids that count records or, as captures do, exchanges: they begin anew in every file. An import names the file."""
+_RESULTS = "holds results, no prompts"
+_REASONS_SHOWN = 3
+_ORIGINS = ("source", "imported")
 _OF_ONE_FILE = ("kvaudit_trace", "records", LEFT_OUT, NOTES, WITH_TOOLS, EMPTY_ANSWERS)
 
 
 @dataclass(slots=True)
 class ImportedFile:
-    """What came of one file. `refusal` says why nothing was taken from a file of a folder."""
+    """What came of one file. `refusal` says why nothing was taken from a file of a folder; its `format` is known only
+    where the file holds hashes in place of prompts.
+    """
 
     name: str
     format: str = ""
@@ -46,9 +52,14 @@ class ImportedFile:
     notes: list[str] = field(default_factory=list)
     refusal: str | None = None
 
-    def as_data(self) -> dict[str, object]:
-        """For the header of the trace that is written."""
-        told = {"left_out": self.left_out, "notes": self.notes, "refusal": self.refusal}
+    @property
+    def made(self) -> dict[str, object]:
+        """What its header says of how it was made."""
+        return {name: value for name, value in self.header.items() if name not in _OF_ONE_FILE}
+
+    def as_data(self, made: Mapping[str, object] | None = None) -> dict[str, object]:
+        """For the header of the trace that is written, with what of `made` is said of this file alone."""
+        told = {"left_out": self.left_out, "notes": self.notes, "refusal": self.refusal, "header": made}
         file = {"file": Path(self.name).name, "format": self.format, "records": self.records}
         requests = {"requests": len(self.requests), **self.counts}
         return file | requests | {name: value for name, value in told.items() if value}
@@ -63,13 +74,39 @@ class Imported:
     notes: list[str]
 
     def header(self) -> dict[str, object]:
-        """How the trace was made. The header of a trace that is imported alone is kept."""
-        only = self.files[0].header if len(self.files) == 1 else {}
-        kept = {name: value for name, value in only.items() if name not in _OF_ONE_FILE}
-        header = {"source": [Path(file.name).name for file in self.files], **kept}
-        if len(self.files) == 1 and self.files[0].format == NATIVE:
-            return header
-        return header | {"imported": [file.as_data() for file in self.files]}
+        """How the trace was made: of one file, what its header says; of several, that in which theirs agree, and the
+        rest file by file.
+        """
+        names = [Path(file.name).name for file in self.files]
+        if len(self.files) == 1:
+            (only,) = self.files
+            header = {"source": names, **only.made}
+            return header if only.format == NATIVE else header | {"imported": [only.as_data()]}
+        agreed = _agreed(self.files)
+        files = [
+            file.as_data({name: value for name, value in file.made.items() if name not in agreed})
+            for file in self.files
+        ]
+        return {"source": names, **agreed, "imported": files}
+
+
+def _agreed(files: Iterable[ImportedFile]) -> dict[str, object]:
+    """What the headers of all files with requests say alike."""
+    first, *others = [file.made for file in files if file.requests]
+    return {
+        name: value
+        for name, value in first.items()
+        if name not in _ORIGINS and all(name in other and other[name] == value for other in others)
+    }
+
+
+def _differences(files: Sequence[ImportedFile]) -> list[str]:
+    """The note on what the headers of files with requests do not say alike."""
+    agreed = _agreed(files)
+    names = {name for file in files if file.requests for name in file.made if name not in (*agreed, *_ORIGINS)}
+    if not names:
+        return []
+    return [f"the files differ in how they were made ({', '.join(sorted(names))}): the header tells it of each file"]
 
 
 def import_files(
@@ -83,8 +120,8 @@ def import_files(
 
     With `keep_parts`, every part of a chat message's content is a segment.
 
-    Raises TraceError for a file that is named and holds nothing to replay, for one of a known format that is broken,
-    and where nothing is left.
+    A file of a folder that cannot be read is left out, with its `refusal`. Raises TraceError for a file that is named
+    and cannot be read or holds nothing to replay, and where nothing is left.
     """
     failures: dict[str, str] = {}
     named = list(_files(paths, leave))
@@ -95,30 +132,20 @@ def import_files(
     requests = [request for file in files for request in file.requests]
     if not requests:
         raise TraceError(f"nothing can be replayed of {', '.join(map(str, paths))}", _why_nothing(files))
-    notes = []
+    notes = _differences(files) if len(files) > 1 else []
     if len(files) > 1 and any(request.timestamp is not None for request in requests):
         requests, note = by_time(requests, "the files")
-        notes = [note] if note else []
+        notes += [note] if note else []
     return Imported([replace(request, ordinal=at) for at, request in enumerate(requests)], files, notes)
 
 
 def _files(paths: Iterable[Path], leave: Path | None) -> Iterator[tuple[Path, bool]]:
     """(file, whether a folder was named in its place)."""
-    left = leave.resolve() if leave is not None else None
     for path in paths:
-        if str(path) == "-" or not path.is_dir():
+        if str(path) != "-" and path.is_dir():
+            yield from ((file, True) for file in files_in(path, leave))
+        else:
             yield path, False
-            continue
-        inside = sorted(
-            file
-            for file in path.rglob("*")
-            if file.is_file()
-            and file.resolve() != left
-            and not any(part.startswith(".") for part in file.relative_to(path).parts)
-        )
-        if not inside:
-            raise TraceError(f"{path} is a folder without files")
-        yield from ((file, True) for file in inside)
 
 
 def _read(
@@ -129,24 +156,26 @@ def _read(
     in_folder: bool,
     keep_parts: bool,
 ) -> ImportedFile:
-    with open_source(path) as opened:
-        source = replace(opened, keeps_parts=keep_parts)
-        if in_folder and source.is_empty():
-            return ImportedFile(source.name, refusal="it is empty")
-        try:
-            name, trace = read_as(source, format)
-        except ResultsOnlyError as results:
-            failures |= results.failures
-            return ImportedFile(source.name, BATCH, notes=["holds results, no prompts"])
-        except NothingToReplayError as nothing:
-            if not in_folder:
-                raise
-            return ImportedFile(source.name, format or "", records=nothing.tally.total, left_out=nothing.tally.rows())
-        except (UnknownFormatError, HashesOnlyError) as refusal:
-            if not in_folder:
-                raise
-            return ImportedFile(source.name, refusal=refusal.message.removeprefix(f"{source.name} is "))
-    return _taken(source.name, name, trace)
+    name = name_of(path)
+    try:
+        with open_source(path) as opened:
+            source = replace(opened, keeps_parts=keep_parts)
+            if in_folder and source.is_empty():
+                return ImportedFile(name, refusal="it is empty")
+            return _taken(name, *read_as(source, format))
+    except ResultsOnlyError as results:
+        failures |= results.failures
+        return ImportedFile(name, BATCH, notes=[_RESULTS])
+    except NothingToReplayError as nothing:
+        if not in_folder:
+            raise
+        return ImportedFile(name, format or "", records=nothing.tally.total, left_out=nothing.tally.rows())
+    except TraceError as refusal:
+        if not in_folder:
+            raise
+        return ImportedFile(
+            name, refusal.format if isinstance(refusal, HashesOnlyError) else "", refusal=reason_of(refusal, name)
+        )
 
 
 def _taken(name: str, format: str, trace: Trace) -> ImportedFile:  # noqa: A002
@@ -169,33 +198,37 @@ def _leave_out_failures(files: Iterable[ImportedFile], failures: Mapping[str, st
 
 
 def _make_ids_distinct(files: Iterable[ImportedFile]) -> None:
-    """Places are named with their file; an id that another file has is a duplicate where the prompt is the same."""
-    seen: dict[str, Request] = {}
+    """Places are named with their file, and so are ids that an earlier file has for other requests."""
+    taken: set[str] = set()
+    seen: set[tuple[object, ...]] = set()
     for file in files:
         reasons: dict[int, str | None] = {}
         for at, request in enumerate(file.requests):
-            same = seen.get(request.request_id)
-            if same is not None and _prompt(same) == _prompt(request) and not _is_place(request):
+            place = _NAMED_BY_PLACE.fullmatch(request.request_id)
+            identity = _identity(request, is_place=place is not None)
+            if identity is not None and identity in seen:
                 reasons[id(request)] = "has an id and a prompt that came before in another file"
                 continue
-            if same is not None or _is_place(request):
-                request = file.requests[at] = replace(request, request_id=_distinct(file, request, seen))
-            seen[request.request_id] = request
+            if identity is not None:
+                seen.add(identity)
+            if (place and not place["file"]) or request.request_id in taken:
+                request = file.requests[at] = replace(request, request_id=_distinct(file, request, taken))
+            taken.add(request.request_id)
         _drop(file, reasons)
 
 
-def _is_place(request: Request) -> bool:
-    return _NAMED_BY_PLACE.fullmatch(request.request_id) is not None
+def _identity(request: Request, *, is_place: bool) -> tuple[object, ...] | None:
+    """What makes a request the same as one of another file; None for a place without a time, which many files have."""
+    if is_place and request.timestamp is None:
+        return None
+    prompt = tuple(segment.content_id for segment in request.segments)
+    return (request.request_id, prompt, request.timestamp if is_place else None)
 
 
-def _prompt(request: Request) -> list[str]:
-    return [segment.content_id for segment in request.segments]
-
-
-def _distinct(file: ImportedFile, request: Request, seen: Mapping[str, Request]) -> str:
+def _distinct(file: ImportedFile, request: Request, taken: Collection[str]) -> str:
     name = f"{Path(file.name).name}:{request.request_id}"
     number = 1
-    while name in seen:
+    while name in taken:
         number += 1
         name = f"{Path(file.name).name}-{number}:{request.request_id}"
     return name
@@ -203,14 +236,33 @@ def _distinct(file: ImportedFile, request: Request, seen: Mapping[str, Request])
 
 def _drop(file: ImportedFile, reasons: Mapping[int, str | None]) -> None:
     """Leave out the requests that have a reason, by their identity."""
-    tally = Tally("request")
+    by_line = all(request.line is not None for request in file.requests)
+    tally = Tally(LINE if by_line else "request")
     for number, request in enumerate(file.requests, start=1):
         if reason := reasons.get(id(request)):
-            tally.add(LeftOut(number if request.line is None else request.line, reason, request.request_id))
+            tally.add(LeftOut((by_line and request.line) or number, reason, request.request_id))
     file.requests = [request for request in file.requests if not reasons.get(id(request))]
     file.left_out += tally.rows()
 
 
-def _why_nothing(files: Iterable[ImportedFile]) -> str | None:
-    reasons = [f"{Path(file.name).name}: {file.refusal}" for file in files if file.refusal]
-    return "; ".join(reasons[:3]) or None
+def _why_nothing(files: Sequence[ImportedFile]) -> str | None:
+    """The first reasons, each with the first file that has it, and what the files are good for all the same."""
+    names: dict[str, list[str]] = {}
+    for file in files:
+        if reason := _why_empty(file):
+            names.setdefault(reason, []).append(Path(file.name).name)
+    told = [
+        f"{first}{f' and {len(others):,} more' if others else ''}: {reason}"
+        for reason, (first, *others) in list(names.items())[:_REASONS_SHOWN]
+    ]
+    if _RESULTS in names:
+        told.append("import results with their input")
+    if any(file.refusal and file.format for file in files):
+        told.append("kvaudit inspect says what a prefix cache could reuse of hashes")
+    return "; ".join(told) or None
+
+
+def _why_empty(file: ImportedFile) -> str | None:
+    if file.left_out:
+        return f"left out {told_left_out(file.left_out[0])}"
+    return file.refusal or next(iter(file.notes), None)

@@ -14,12 +14,13 @@ from uuid import UUID
 from kvaudit.errors import TraceError
 from kvaudit.records import Trace
 from kvaudit.traces.bodies import CHAT, COMPLETIONS
-from kvaudit.traces.foreign import Call, Examples, LeftOut, foreign_trace
+from kvaudit.traces.foreign import Call, Examples, foreign_trace
 from kvaudit.traces.langchain import chat_message
 from kvaudit.traces.logs import Record, first_record, read_log
 from kvaudit.traces.outcomes import failure_of
 from kvaudit.traces.shapes import as_list, as_object, first_of, parsed
 from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.tally import LeftOut
 
 EXAMPLES: Examples = (
     (

@@ -14,11 +14,12 @@ from kvaudit.errors import TraceError
 from kvaudit.records import Trace
 from kvaudit.traces.apis import api_of_body
 from kvaudit.traces.bodies import CHAT
-from kvaudit.traces.foreign import Call, Examples, LeftOut, foreign_trace
+from kvaudit.traces.foreign import Call, Examples, foreign_trace
 from kvaudit.traces.logs import Record, first_record, read_log
 from kvaudit.traces.outcomes import failure_of, other_call
 from kvaudit.traces.shapes import as_list, as_object
 from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.tally import LeftOut
 
 EXAMPLES: Examples = (
     (

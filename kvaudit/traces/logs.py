@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from kvaudit.errors import TraceError
+from kvaudit.traces.decompress import CutShortError
 from kvaudit.traces.source import NotThisFormatError, TraceSource, is_blank
+from kvaudit.traces.tally import LeftOut, Tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,41 +25,99 @@ LINE, ENTRY, ROW = "line", "entry", "row"
 
 _PARQUET = b"PAR1"
 _FIRST_KEY = re.compile(rb'\s*\{\s*"((?:[^"\\]|\\.){0,200})"\s*:')
+_ARRAY = re.compile(rb"\s*\[\s*[{\]]")
 _HEAD = 1 << 16
 _FIRST_ENTRY = 1 << 12
 """Bytes of an array in which its first entry is looked for, doubled until it is found."""
+_UNREADABLE_AT_FIRST = 100
+"""Lines that cannot be read, behind which no first record is looked for."""
 
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
 class Log:
-    """`records` gives (place from 1, record); `unit` is what a place counts."""
+    """`records` gives (place from 1, record).
 
-    unit: str
-    records: Iterator[tuple[int, Record]]
+    `tally` counts what is left out of them: here those that cannot be read. It is whole when they have been taken.
+    """
+
+    def __init__(self, unit: str, records: Iterator[tuple[int, Record]], tally: Tally | None = None) -> None:
+        self.records = records
+        self.tally = tally or Tally(unit)
 
 
 def read_log(source: TraceSource) -> Log:
     """The records of JSON lines, of a JSON array or of Parquet; one object over several lines is one record.
 
-    Raises TraceError, also while they are taken.
+    Lines that cannot be read are left out, and of a compressed file that is cut off what stands before that is read.
+    Raises TraceError, also while records are taken, and behind the last of them where fewer can be read than cannot.
     """
     if _is_parquet(source):
         return Log(ROW, _rows(source))
-    if _begins_with(source, b"["):
-        return Log(ENTRY, _entries(source))
-    spread = _spread_object(source)
-    return Log(LINE, source.objects() if spread is None else iter([(1, spread)]))
+    if _is_array(source):
+        tally = Tally(ENTRY)
+        return Log(ENTRY, _entries(source, tally), tally)
+    spread, tally = _spread_object(source), Tally(LINE)
+    return Log(LINE, _line_records(source, tally) if spread is None else iter([(1, spread)]), tally)
 
 
 def first_record(source: TraceSource) -> Record:
-    """The first record, for readers to tell their format by. Raises NotThisFormatError where there is none."""
+    """The first record that can be read, for readers to tell their format by.
+
+    Raises NotThisFormatError where there is none.
+    """
     if _is_parquet(source):
         return next((row for _, row in _rows(source)), {})
-    if _begins_with(source, b"["):
+    if _is_array(source):
         return _first_entry(source)
-    return _spread_object(source) or source.first_object()
+    return _spread_object(source) or _first_object(source)
+
+
+def _first_object(source: TraceSource) -> Record:
+    first_refusal: TraceError | None = None
+    for number, line in islice(_lines(source), _UNREADABLE_AT_FIRST + 1):
+        try:
+            return source.object_of(number, line)
+        except TraceError as refusal:
+            if first_refusal is None and line.lstrip().startswith(b"{") and _is_whole(source):
+                raise NotThisFormatError("it is one JSON document over several lines") from refusal
+            first_refusal = first_refusal or refusal
+    if first_refusal is None:
+        raise NotThisFormatError("it is empty")
+    raise NotThisFormatError(first_refusal.message.removeprefix(f"{source.name}, "), first_refusal.hint)
+
+
+def _line_records(source: TraceSource, tally: Tally) -> Iterator[tuple[int, Record]]:
+    readable = unreadable = 0
+    first_refusal: TraceError | None = None
+    for number, line in _lines(source, tally):
+        try:
+            record = source.object_of(number, line)
+        except TraceError as refusal:
+            first_refusal, unreadable = first_refusal or refusal, unreadable + 1
+            reason, _, detail = refusal.message.removeprefix(f"{source.name}, line {number}: ").partition(" at ")
+            tally.add(LeftOut(number, reason, detail))
+        else:
+            readable += 1
+            yield number, record
+    if first_refusal is not None and unreadable > readable:
+        lines = readable + unreadable
+        counted = f" ({unreadable:,} of {lines:,} lines cannot be read)" if lines > 1 else ""
+        raise TraceError(first_refusal.message + counted, first_refusal.hint)
+
+
+def _lines(source: TraceSource, tally: Tally | None = None) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, up to the end or to where a compressed file is cut off, which `tally` notes."""
+    number = 0
+    try:
+        for number, line in source.lines():
+            if not is_blank(line):
+                yield number, line
+    except TraceError as error:
+        if not isinstance(error.__cause__, CutShortError):
+            raise
+        if tally is not None:
+            tally.notes.append(f"the compressed file is cut off behind line {number}: what stands before that is read")
 
 
 def document_beginning_with(source: TraceSource, keys: Collection[str]) -> Any:
@@ -75,7 +135,7 @@ def document_beginning_with(source: TraceSource, keys: Collection[str]) -> Any:
 
 def first_key(source: TraceSource) -> str | None:
     """The first key of a JSON document, wherever its lines end; None for anything else."""
-    found = _FIRST_KEY.match(_head(source, _HEAD))
+    found = _FIRST_KEY.match(_head(_lines(source), _HEAD))
     return None if found is None else found[1].decode(errors="replace")
 
 
@@ -84,7 +144,7 @@ def whole_document(source: TraceSource) -> Any:
 
     Raises NotThisFormatError where there are several, one a line, and TraceError where it is broken or too large.
     """
-    content = _head(source, LARGEST_DOCUMENT + 1)
+    content = _head(source.lines(), LARGEST_DOCUMENT + 1)
     if len(content) > LARGEST_DOCUMENT:
         raise TraceError(
             f"{source.name} is one JSON document of more than {LARGEST_DOCUMENT >> 20} MiB",
@@ -100,14 +160,15 @@ def whole_document(source: TraceSource) -> Any:
 
 def is_document(source: TraceSource) -> bool:
     """Whether the file is one JSON object that may go over several lines, not JSON lines."""
-    objects = (line for _, line in source.lines() if not is_blank(line))
-    first, second = next(objects, b""), next(objects, None)
-    return second is None or not _is_object(first)
+    first, second = _first_two(source)
+    if second is None:
+        return True
+    return not _is_object(first) and (not _is_object(second) or _is_whole(source))
 
 
 def _spread_object(source: TraceSource) -> Record | None:
     """The object of a file whose first line only opens it, as printing for people does; None for any other file."""
-    if next((line for _, line in source.lines() if not is_blank(line)), b"").strip() != b"{":
+    if _first_two(source)[0].strip() != b"{":
         return None
     try:
         found = whole_document(source)
@@ -123,10 +184,23 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _head(source: TraceSource, size: int) -> bytes:
-    """The first bytes of the content, at least `size` where there are as many, up to the end of a line."""
+def _first_two(source: TraceSource) -> tuple[bytes, bytes | None]:
+    lines = (line for _, line in _lines(source))
+    return next(lines, b""), next(lines, None)
+
+
+def _is_whole(source: TraceSource) -> bool:
+    try:
+        whole_document(source)
+    except TraceError:
+        return False
+    return True
+
+
+def _head(lines: Iterable[tuple[int, bytes]], size: int) -> bytes:
+    """The first of the lines, at least `size` bytes where there are as many."""
     parts, length = [], 0
-    for _, line in source.lines():
+    for _, line in lines:
         parts.append(line)
         length += len(line)
         if length >= size:
@@ -134,22 +208,29 @@ def _head(source: TraceSource, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _begins_with(source: TraceSource, start: bytes) -> bool:
-    return next((line for _, line in source.lines() if not is_blank(line)), b"").lstrip().startswith(start)
+def _is_array(source: TraceSource) -> bool:
+    """Whether the file is one array of objects, not lines of which the first begins with a bracket."""
+    if not _ARRAY.match(_head(_lines(source), _FIRST_ENTRY)):
+        return False
+    _, second = _first_two(source)
+    return second is None or not _is_object(second) or _is_whole(source)
 
 
-def _entries(source: TraceSource) -> Iterator[tuple[int, Record]]:
+def _entries(source: TraceSource, tally: Tally) -> Iterator[tuple[int, Record]]:
     document = whole_document(source)
-    for place, entry in enumerate(document if type(document) is list else [], start=1):
-        if type(entry) is not dict:
-            raise TraceError(f"{source.name}, entry {place}: not a JSON object")
-        yield place, entry
+    entries = document if type(document) is list else []
+    others = [place for place, entry in enumerate(entries, start=1) if type(entry) is not dict]
+    if 2 * len(others) > len(entries):
+        raise TraceError(f"{source.name}, entry {others[0]}: not a JSON object")
+    for place in others:
+        tally.add(LeftOut(place, "not a JSON object"))
+    yield from ((place, entry) for place, entry in enumerate(entries, start=1) if type(entry) is dict)
 
 
 def _first_entry(source: TraceSource) -> Record:
     size, before = _FIRST_ENTRY, -1
     while True:
-        head = _head(source, size)[: max(size, _FIRST_ENTRY)]
+        head = _head(_lines(source), size)[: max(size, _FIRST_ENTRY)]
         try:
             entry, _ = json.JSONDecoder().raw_decode(head.lstrip()[1:].lstrip().decode(errors="ignore"))
         except (ValueError, RecursionError) as error:

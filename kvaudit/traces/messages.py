@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from kvaudit.records import Trace
 from kvaudit.traces.apis import LOG_FIELDS, api_of_body, is_anthropic
 from kvaudit.traces.bodies import CHAT
-from kvaudit.traces.foreign import Call, Examples, LeftOut, foreign_trace
+from kvaudit.traces.foreign import Call, Examples, foreign_trace
 from kvaudit.traces.logs import Record, first_record, read_log
 from kvaudit.traces.outcomes import logged_failure
 from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.tally import LeftOut
 
 EXAMPLES: Examples = (
     (

@@ -19,6 +19,7 @@ from kvaudit.traces.assembly import build_trace, sound_requests
 from kvaudit.traces.fields import Fields, brief
 from kvaudit.traces.id_lists import LISTED, IdLists, ListedPrompt
 from kvaudit.traces.segments import SegmentPool
+from kvaudit.traces.shapes import parsed
 from kvaudit.traces.source import NotThisFormatError, TraceSource, is_blank
 
 NAME = "kvaudit"
@@ -61,8 +62,14 @@ def iter_native(source: TraceSource, header: dict[str, object]) -> Iterator[Requ
 
 
 def _require_native(source: TraceSource) -> None:
-    if not source.first_object().keys() & {HEADER, "segment", "request"}:
-        raise NotThisFormatError(f"the first line has none of {HEADER!r}, 'segment' and 'request'")
+    first = source.first_object()
+    if not (first.keys() & {HEADER, "segment"} or _names_a_request(first)):
+        raise NotThisFormatError(f"the first line has none of {HEADER!r}, 'segment' and the id of a 'request'")
+
+
+def _names_a_request(values: dict[str, Any]) -> bool:
+    """Whether `request` is an id, as here, and not the body of a request, as in logs of others."""
+    return "request" in values and "exchange" not in values and type(parsed(values["request"])) is not dict
 
 
 class _Lines:
@@ -132,7 +139,7 @@ class _Lines:
     def _segment(self, fields: Fields) -> Segment:
         kind = fields.text("kind")
         if kind not in KINDS:
-            raise fields.error(f"has the kind {kind!r:.80}", f"kinds: {', '.join(KINDS)}")
+            raise fields.error(f"has the kind {brief(kind)}", f"kinds: {', '.join(KINDS)}")
         text, token_ids = fields.text("text"), fields.token_ids()
         if text is None and token_ids is None:
             raise fields.error("has no 'text'")
@@ -177,5 +184,5 @@ class _Lines:
         if type(part) is not str:
             raise fields.error("has a segment that is neither a content id nor an object")
         if part not in self._by_id:
-            raise fields.error(f"refers to the segment {part!r:.80}, which no line before it defines")
+            raise fields.error(f"refers to the segment {brief(part)}, which no line before it defines")
         return self._by_id[part]

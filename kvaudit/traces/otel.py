@@ -14,12 +14,13 @@ import orjson
 
 from kvaudit.errors import TraceError
 from kvaudit.records import Trace
-from kvaudit.traces.foreign import Call, Examples, LeftOut, foreign_trace
+from kvaudit.traces.foreign import Call, Examples, foreign_trace
 from kvaudit.traces.logs import LINE, Log, Record, first_key, first_record, is_document, read_log, whole_document
 from kvaudit.traces.otel_older import has_older_prompt, older_messages, older_tools
 from kvaudit.traces.outcomes import failure_of, other_call
 from kvaudit.traces.shapes import as_list, as_number, as_object, as_objects, first_of
 from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.tally import LeftOut
 from kvaudit.traces.tools import result_text
 
 EXAMPLES: Examples = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import os
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +26,8 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     target = _target(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("xb") as file:
+        _remove_stale(target)
+        with _locked(beside) as file:
             try:
                 with _compressed(file, target.suffix) as stream:
                     yield stream
@@ -36,6 +39,28 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
                 raise
     except OSError as error:
         raise TraceError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what killed processes left beside `target`: a file there that no process holds locked."""
+    named = re.compile(rf"\.{re.escape(target.name)}\.[0-9]+\.tmp")
+    with suppress(OSError):
+        for beside in target.parent.iterdir():
+            if named.fullmatch(beside.name) and beside.is_file():
+                with suppress(OSError), beside.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    beside.unlink()
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """A new file, locked until it is closed. One that was removed as stale before it was locked is made again."""
+    while True:
+        file = path.open("xb")
+        with suppress(OSError):  # a file system without locks, on which nothing is removed either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
 
 
 def _target(path: Path) -> Path:

@@ -81,11 +81,24 @@ class TraceSource:
             raise NotThisFormatError(error.message.removeprefix(f"{self.name}, "), error.hint) from error
         raise NotThisFormatError("it is empty")
 
+    def head(self, size: int) -> bytes:
+        """Up to `size` decompressed bytes from the beginning, fewer where no more can be read."""
+        try:
+            with _decompressed(self.path) as stream:
+                return stream.read1(size)
+        except OSError:
+            return b""
+
     def is_empty(self) -> bool:
         return all(is_blank(line) for _, line in self.lines())
 
     def error(self, line: int, what: str, hint: str | None = None) -> TraceError:
         return TraceError(f"{self.name}, line {line}: {what}", hint)
+
+
+def name_of(path: Path) -> str:
+    """What a file is called wherever something is said of it."""
+    return "standard input" if str(path) == "-" else str(path)
 
 
 def is_blank(line: bytes) -> bool:
@@ -101,15 +114,15 @@ def open_source(path: Path) -> Iterator[TraceSource]:
     if str(path) == "-":
         if sys.stdin is None:
             raise TraceError("standard input is closed", "give a file, or pipe one in")
-        with _copied(sys.stdin.buffer, "standard input") as source:
+        with _copied(sys.stdin.buffer, name_of(path)) as source:
             yield source
         return
     with _opened(path) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            with _copied(stream, str(path)) as source:
+            with _copied(stream, name_of(path)) as source:
                 yield source
             return
-    yield TraceSource(str(path), path)
+    yield TraceSource(name_of(path), path)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -135,7 +148,7 @@ def _copied(stream: BinaryIO, name: str) -> Iterator[TraceSource]:
 
 
 @contextmanager
-def _decompressed(path: Path) -> Iterator[BinaryIO]:
+def _decompressed(path: Path) -> Iterator[io.BufferedReader[Any]]:
     with io.BufferedReader(path.open("rb", buffering=0), _BUFFER) as stream:
         head = stream.peek(4)
         codec = next((codec for magic, codec in _CODECS.items() if head.startswith(magic)), None)

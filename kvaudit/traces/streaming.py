@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvaudit.records import Request
 from kvaudit.traces import NotThisFormatError, TraceSource, read_source
-from kvaudit.traces.hash_only import HashedTrace, HashesOnlyError, open_hashes
+from kvaudit.traces.hash_only import HashedTrace, HashesOnlyError, open_hash_folder, open_hashes
 from kvaudit.traces.native import NAME, iter_native
 from kvaudit.traces.source import open_source
 
@@ -24,25 +24,20 @@ class StreamedTrace:
 
 @contextmanager
 def open_trace(path: Path, format: str | None = None) -> Iterator[StreamedTrace | HashedTrace]:  # noqa: A002
-    """A trace to be looked at: one with prompts, or one of lengths and hashes only.
+    """A trace to be looked at: one with prompts, or one of lengths and hashes only, also as a folder of WEKA sessions.
 
-    Raises what `read_trace` raises, save for hashes in place of prompts, and where it is met.
+    kvaudit's own format is streamed; any other with prompts is read whole first. Raises what `read_trace` raises, save
+    for hashes in place of prompts, and where it is met.
     """
+    if format in (None, "weka") and str(path) != "-" and path.is_dir():
+        yield open_hash_folder(path)
+        return
     with open_source(path) as source:
         try:
             trace: StreamedTrace | HashedTrace = _streamed(source, format)
         except HashesOnlyError as hashes:
             trace = open_hashes(source, hashes.format)
         yield trace
-
-
-def iter_requests(path: Path, format: str | None = None) -> Iterator[Request]:  # noqa: A002
-    """The requests of `read_trace` as they are read, with its errors where they are met.
-
-    kvaudit's own format is streamed; any other is read whole first.
-    """
-    with open_source(path) as source:
-        yield from _streamed(source, format).requests
 
 
 def _streamed(source: TraceSource, name: str | None) -> StreamedTrace:

@@ -11,10 +11,11 @@ from pathlib import PurePath
 from typing import Any
 
 from kvaudit.records import Trace
-from kvaudit.traces.foreign import Call, Examples, LeftOut, foreign_trace
+from kvaudit.traces.foreign import Call, Examples, foreign_trace
 from kvaudit.traces.logs import Log, Record, document_beginning_with
 from kvaudit.traces.shapes import as_list, as_object, first_of
 from kvaudit.traces.source import NotThisFormatError, TraceSource
+from kvaudit.traces.tally import LeftOut
 
 EXAMPLES: Examples = (
     (

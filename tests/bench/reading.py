@@ -2,10 +2,10 @@
 
     python tests/bench/reading.py [--requests 20000] [--window 460] [--words 12] [--no-reading] [--no-inspect]
 
-Makes traces in kvaudit's own format (plain JSON lines), reads them as `read_trace` and as `iter_requests` do, and
-parses the same lines with `orjson.loads` alone, in turns, best of three. `TraceDigest` alone is what a trace's digest
-takes of the time of `read_trace`, without its shortcuts. The traces: a rolling window (segments recur), short segments
-that never recur, huge ones, and prompts that share segments but no order. Then inspects the rolling one in a process of
+Makes traces in kvaudit's own format (plain JSON lines), reads them with `read_trace` and parses the same lines with
+`orjson.loads` alone, in turns, best of three. `TraceDigest` alone is what a trace's digest takes of the time of
+`read_trace`, without its shortcuts. The traces: a rolling window (segments recur), short segments that never recur,
+huge ones, and prompts that share segments but no order. Then inspects the rolling one in a process of
 its own and reports that process's peak memory. With the defaults it has about 0.2 GB; with
 `--requests 200000 --window 520 --no-reading`, 2 GB. Files are deleted.
 """
@@ -28,7 +28,6 @@ import orjson
 from kvaudit.records import Request
 from kvaudit.traces import read_trace
 from kvaudit.traces.segments import TraceDigest, make_segment
-from kvaudit.traces.streaming import iter_requests
 from kvaudit.traces.writer import write_trace
 
 DOCUMENTS = 20_000
@@ -87,11 +86,6 @@ def read_whole(path: Path) -> None:
     read_trace(path)
 
 
-def read_streaming(path: Path) -> None:
-    for _ in iter_requests(path):
-        pass
-
-
 def seconds(work: Callable[[Path], None], path: Path) -> float:
     """In processor time: what a core of its own takes."""
     began = process_time()
@@ -112,7 +106,6 @@ def report_reading(name: str, path: Path) -> None:
     megabytes = path.stat().st_size / 1e6
     ways: dict[str, Callable[[Path], float]] = {
         "orjson.loads alone": partial(seconds, parse_alone),
-        "iter_requests": partial(seconds, read_streaming),
         "read_trace": partial(seconds, read_whole),
         "TraceDigest alone": digest_seconds,
     }

@@ -223,7 +223,7 @@ def test_an_imported_trace_keeps_its_header(prices: Path, trace: Path, tmp_path:
 
 def test_errors_are_one_line_and_a_hint(tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"messages": [{"role": "user", "content": "x"}]}\n{\n')
+    broken.write_text('{"messages": [{"role": "user", "content": "x"}]}\n{\n{\n')
 
     command = [sys.executable, "-m", "kvaudit", "record", "import", str(broken), "-o", str(tmp_path / "t")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -232,6 +232,7 @@ def test_errors_are_one_line_and_a_hint(tmp_path: Path) -> None:
     assert result.stdout == ""
     first, second = result.stderr.splitlines()
     assert first.startswith(f"kvaudit: error: {broken}, line 2: broken JSON at character 2: ")
+    assert first.endswith(" (2 of 3 lines cannot be read)")
     assert second == "kvaudit: hint: each line holds one whole JSON object"
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from kvaudit.errors import TraceError
 from kvaudit.records import HashedRequest
+from kvaudit.traces import read_trace
 from kvaudit.traces.hash_only import MOONCAKE, WEKA, HashedTrace, HashesOnlyError
-from kvaudit.traces.streaming import StreamedTrace, iter_requests, open_trace
+from kvaudit.traces.streaming import StreamedTrace, open_trace
 
 
 def mooncake(tokens: object, ids: object, **fields: object) -> dict[str, object]:
@@ -150,11 +151,18 @@ def test_a_trace_without_a_sound_request_is_one_error(file: Path) -> None:
         opened(lines(file, mooncake(None, [1]), mooncake(None, [1])))
 
 
-def test_a_broken_line_is_an_error_with_its_line(file: Path) -> None:
-    lines(file, mooncake(9, [1]))
-    file.write_bytes(file.read_bytes() + b"{broken\n")
+def test_a_broken_line_is_left_out_and_more_of_them_than_sound_ones_are_an_error(file: Path) -> None:
+    lines(file, mooncake(9, [1]), mooncake(9, [2]))
+    file.write_bytes(b"{broken\n" + file.read_bytes())
+    requests, trace = opened(file)
 
-    with pytest.raises(TraceError, match="line 2: broken JSON"):
+    assert [request.request_id for request in requests] == ["line-2", "line-3"]
+    assert [(row["reason"], row["count"], row["places"][0][:6]) for row in trace.tally.rows()] == [
+        ("broken JSON", 1, "line 1")
+    ]
+
+    file.write_bytes(file.read_bytes() + b"{broken\n" * 2)
+    with pytest.raises(TraceError, match=r"line 1: broken JSON .* \(3 of 5 lines cannot be read\)"):
         opened(file)
 
 
@@ -168,7 +176,7 @@ def test_parquet_holds_mooncakes_rows_too(file: Path) -> None:
 def test_where_prompts_are_wanted_hashes_are_refused_and_inspect_is_named(file: Path) -> None:
     file.write_text(MOONCAKE)
     with pytest.raises(HashesOnlyError) as caught:
-        list(iter_requests(file))
+        read_trace(file)
 
     assert "kvaudit inspect" in str(caught.value.hint)
 

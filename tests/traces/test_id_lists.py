@@ -16,7 +16,7 @@ from kvaudit.records import Request, Segment
 from kvaudit.traces import read_trace
 from kvaudit.traces.id_lists import IdLists
 from kvaudit.traces.segments import TraceDigest, make_segment
-from kvaudit.traces.streaming import iter_requests
+from kvaudit.traces.streaming import open_trace
 
 POOL = [make_segment("document", f"row {index}") for index in range(12)]
 BY_ID = {segment.content_id: segment for segment in POOL}
@@ -169,6 +169,11 @@ def traces(draw: st.DrawFn) -> bytes:
     return b"".join(written)
 
 
+def streamed(path: Path) -> object:
+    with open_trace(path) as trace:
+        return tuple(trace.requests)
+
+
 def outcome(read: Callable[[], object]) -> object:
     try:
         return read()
@@ -181,10 +186,10 @@ def outcome(read: Callable[[], object]) -> object:
 def test_requests_digests_and_errors_are_those_of_the_usual_reading(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(content)
-    fast = outcome(lambda: read_trace(path)), outcome(lambda: tuple(iter_requests(path)))
+    fast = outcome(lambda: read_trace(path)), outcome(lambda: streamed(path))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(IdLists, "read", lambda lists, line: None)
-        usual = outcome(lambda: read_trace(path)), outcome(lambda: tuple(iter_requests(path)))
+        usual = outcome(lambda: read_trace(path)), outcome(lambda: streamed(path))
 
     assert fast == usual
 

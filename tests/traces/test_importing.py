@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 from pathlib import Path
 
 import orjson
@@ -54,7 +56,7 @@ def test_the_same_request_in_two_files_is_one(tmp_path: Path) -> None:
 
     assert ids(imported) == ["x", "y", "z"]
     assert imported.files[1].left_out == [
-        {"reason": "has an id and a prompt that came before in another file", "count": 1, "places": ["request 2 (y)"]}
+        {"reason": "has an id and a prompt that came before in another file", "count": 1, "places": ["line 2 (y)"]}
     ]
 
 
@@ -93,7 +95,7 @@ def test_results_of_a_batch_take_failed_requests_out_of_its_input(tmp_path: Path
     assert [file.left_out for file in imported.files] == [
         [],
         [],
-        [{"reason": "failed (status 500)", "count": 1, "places": ["request 1 (a)"]}],
+        [{"reason": "failed (status 500)", "count": 1, "places": ["line 1 (a)"]}],
     ]
 
 
@@ -136,12 +138,73 @@ def test_a_file_that_is_named_must_hold_requests(tmp_path: Path) -> None:
         import_files([good, write(tmp_path / "none", {"messages": []})])
 
 
-def test_a_broken_file_of_a_folder_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "logs" / "a", chat())
-    (tmp_path / "logs" / "b").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n{"mess\n')
+def test_a_file_of_a_folder_that_cannot_be_read_is_left_out_and_stops_nothing(tmp_path: Path) -> None:
+    sound = write(tmp_path / "logs" / "sound", chat())
+    write(tmp_path / "logs" / "broken-trace", {"kvaudit_trace": 1}, {"segment": 7})
+    (tmp_path / "logs" / "broken").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n{"mess\n{\n')
+    (tmp_path / "logs" / "damaged.gz").write_bytes(gzip.compress(sound.read_bytes())[:12] + b"no deflated data")
+    (tmp_path / "logs" / "packed.zip").write_bytes(b"PK\x03\x04rest")
 
-    with pytest.raises(TraceError, match=rf"{tmp_path}/logs/b, line 2: broken JSON"):
+    imported = import_files([tmp_path / "logs"])
+
+    assert ids(imported) == ["sound:line-1"]
+    refused = {Path(file.name).name: str(file.refusal) for file in imported.files if file.refusal}
+    assert refused.keys() == {"broken-trace", "broken", "damaged.gz", "packed.zip"}
+    assert refused["broken-trace"].startswith("line 2: segment 7 ")
+    assert refused["broken"].startswith("line 2: broken JSON")
+    assert refused["damaged.gz"] == "line 1: cannot be read: its gzip data is damaged"
+    assert refused["packed.zip"] == "a zip archive: unpack it first"
+
+
+def test_what_may_not_be_looked_at_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For root nothing is forbidden: the system's answers are given here."""
+    write(tmp_path / "logs" / "sound", chat())
+    write(tmp_path / "logs" / "shut" / "inside", chat())
+    write(tmp_path / "logs" / "no-list" / "unseen", chat())
+    scandir, is_file, opened = os.scandir, Path.is_file, Path.open
+
+    def listed(path: str) -> object:
+        if str(path).endswith("no-list"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def forbidden(path: Path) -> bool:
+        if "shut" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    def refused(path: Path, *arguments: object, **options: object) -> object:
+        if {"shut", "no-list"} & set(path.parts):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(os, "scandir", listed)
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    monkeypatch.setattr(Path, "open", refused)
+    imported = import_files([tmp_path / "logs"])
+
+    assert [(Path(file.name).name, file.refusal) for file in imported.files] == [
+        ("no-list", "cannot be opened: Permission denied"),
+        ("inside", "cannot be opened: Permission denied"),
+        ("sound", None),
+    ]
+
+
+def test_results_without_their_input_are_told_to_be_that(tmp_path: Path) -> None:
+    results = write(tmp_path / "results", {"custom_id": "a", "response": {"status_code": 200}})
+
+    with pytest.raises(TraceError, match="nothing can be replayed of") as caught:
+        import_files([results])
+    assert caught.value.hint == "results: holds results, no prompts; import results with their input"
+
+
+def test_where_all_requests_of_a_folder_are_left_out_it_says_why(tmp_path: Path) -> None:
+    for name in "abcde":
+        write(tmp_path / "logs" / name, {"messages": []})
+
+    with pytest.raises(TraceError, match="nothing can be replayed of") as caught:
         import_files([tmp_path / "logs"])
+    assert caught.value.hint == "a and 4 more: left out 1 has no messages: line 1 (the request)"
 
 
 def test_a_folder_with_nothing_to_replay_says_why(tmp_path: Path) -> None:
@@ -150,8 +213,12 @@ def test_a_folder_with_nothing_to_replay_says_why(tmp_path: Path) -> None:
         import_files([tmp_path / "logs"])
 
     (tmp_path / "logs" / "hashes").write_text(MOONCAKE)
-    with pytest.raises(TraceError, match=r"nothing can be replayed of .*\(hashes: a Mooncake trace"):
+    (tmp_path / "logs" / "more").write_text(MOONCAKE)
+    with pytest.raises(TraceError, match=r"nothing can be replayed of .*") as caught:
         import_files([tmp_path / "logs"])
+    hint = str(caught.value.hint)
+    assert hint.startswith("hashes and 1 more: a Mooncake trace: ")
+    assert hint.endswith("; kvaudit inspect says what a prefix cache could reuse of hashes")
 
 
 def test_the_header_says_where_requests_came_from(tmp_path: Path) -> None:
