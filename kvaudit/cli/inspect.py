@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import typer
 
 from kvaudit.cli import redacting
 from kvaudit.cli.values import left_out_notes
+from kvaudit.engines import DEFAULT_MODEL
 from kvaudit.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ Examples:
   kvaudit inspect to-share.jsonl.gz --secrets --strict
 """
 
-DEFAULT_MODEL = "smollm2-135m"
 UNLIMITED = "unlimited"
+SEGMENTED = "segmented.jsonl.zst"
 DEFAULT_CAPACITY = "500000"
 VLLM_BLOCK = 16
 SGLANG_PAGE = 1
@@ -44,7 +46,12 @@ _OTHER_BLOCKS = " (--block-size N where an id stands for another number of token
 
 def inspect(
     context: typer.Context,
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace in any known format, - for standard input.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="A trace in any known format, - for standard input, a folder of WEKA traces."
+        ),
+    ],
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"Whose tokenizer, template and context. [default: {DEFAULT_MODEL}]"),
@@ -103,10 +110,19 @@ def inspect(
         else:
             caches = Caches(capacity, block_size or VLLM_BLOCK, page_size or SGLANG_PAGE)
             inspection, about = _inspect_prompts(opened, name, model, caches, tables)
+            about = replace(about, cut_command=_cut_command(trace, trace_format, model))
     if output is not None:
         _write_json(inspection, about, most, output / "inspect.json")
     _print(inspection, about, most, page_format)
     raise typer.Exit(1 if strict and inspection.has_errors else 0)
+
+
+def _cut_command(trace: Path, trace_format: str | None, model: str | None) -> str:
+    """The command line that cuts the trace where texts recur."""
+    path = str(trace)
+    named = path if path == "-" or not path.startswith("-") else f"./{path}"
+    options = [*(("--format", trace_format) if trace_format else ()), *(("--model", model) if model else ())]
+    return shlex.join(["kvaudit", "record", "import", named, *options, "--segment", "auto", "-o", SEGMENTED])
 
 
 def _capacity(text: str) -> int | None:
@@ -180,7 +196,7 @@ def _inspect_hashes(
 ) -> tuple[Inspection, About]:
     from kvaudit.preflight.facts import About
     from kvaudit.preflight.hashed import inspect_hashes, limits
-    from kvaudit.traces.foreign import told_left_out
+    from kvaudit.traces.tally import told_left_out
 
     about = About(name, None, None, None, hashes=opened.name)
     first = next(opened.requests)

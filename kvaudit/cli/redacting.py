@@ -136,7 +136,7 @@ class Redaction:
     def _changes(self) -> Iterator[str]:
         changed = self._requests.changed
         where = (
-            f"{counted(len(changed), 'distinct segment')} changed, "
+            f"{counted(len(changed), 'text')} changed, "
             f"in {self._requests.tally.changed_requests:,} of {counted(self._total, 'request')}"
         )
         if self._tokens is None:
@@ -162,9 +162,17 @@ def shown(redaction: Redaction | None, text: str) -> str:
 
 @contextmanager
 def hiding(redaction: Redaction | None) -> Iterator[None]:
-    """Errors name what they are about: with redaction, they do it without what is to be redacted."""
-    try:
+    """Errors name what they are about: with redaction, they do it without what is to be redacted, of which they show
+    no part either.
+    """
+    if redaction is None:
         yield
+        return
+    from kvaudit.traces.fields import hiding_values
+
+    try:
+        with hiding_values(redaction.hide):
+            yield
     except KvauditError as error:
         error.message = shown(redaction, error.message)
         error.hint = error.hint and shown(redaction, error.hint)

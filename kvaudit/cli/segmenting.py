@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvaudit.cli.recorded import say
+from kvaudit.engines import DEFAULT_MODEL
 from kvaudit.errors import UsageError
 from kvaudit.reports.escape import visible
 from kvaudit.segmenting.strategies import KNOWN, Strategy, parse_strategies
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from kvaudit.records import Request
     from kvaudit.segmenting.applying import Step
 
-DEFAULT_MODEL = "smollm2-135m"
 STRATEGIES_HEADER = "segments"
 STEPS_HEADER = "segmenting"
 _STRATEGIES = "\n".join(f"  {known.written + ':':<15} {known.summary}" for known in KNOWN)
@@ -28,7 +28,9 @@ which they are given, each to the segments that the ones before it left:
 {_STRATEGIES}
 Texts are never changed: the segments of a message, joined, are the message. White space
 alone is a separator. What is cut out of an instruction, a query or a message is a
-document; what is left keeps its kind. Traces of kvaudit's own can be cut again.
+document; what is left keeps its kind. Of what a user sends in several parts (part),
+the last part is the query (a message, in earlier turns), the parts before it are
+documents. Traces of kvaudit's own can be cut again.
 """
 
 SegmentOption = Annotated[

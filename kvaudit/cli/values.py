@@ -72,8 +72,9 @@ def no_limit_note(requests: Iterable[Request], max_tokens: int, remedy: str) -> 
 
 def left_out_notes(trace: Trace | StreamedTrace) -> list[str]:
     """What is said of a log that is read as it is: what was left out of it, and how the rest was taken."""
-    from kvaudit.traces.foreign import LEFT_OUT, NOTES, told_counts, told_left_out
+    from kvaudit.traces.foreign import LEFT_OUT, NOTES, told_counts
     from kvaudit.traces.native import HEADER
+    from kvaudit.traces.tally import told_left_out
 
     header: Mapping[str, Any] = trace.header
     if HEADER in header:

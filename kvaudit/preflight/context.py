@@ -89,8 +89,8 @@ class ContextLint:
             place_of(request.request_id, request.ordinal, prompt, index),
             piece.tokens if piece.is_chunk else following,
             lambda: (
-                f"{piece.kind} becomes other tokens at its {where}: with its neighbour {found.together:,} tokens, "
-                f"alone {found.alone:,}"
+                f"{piece.kind} becomes other tokens at its {where}: tokenised with its neighbour, the two are "
+                f"{found.together:,} tokens, each alone {found.alone:,}"
             ),
         )
 

@@ -19,7 +19,7 @@ class About:
     """What was inspected, and with what. `tokenizer` is None where only carried token ids were read.
 
     `left_out` says what a log of others holds that is no request, as rows of reason, count and first places. `hashes`
-    names the format of a trace without prompts.
+    names the format of a trace without prompts. `cut_command` cuts its prompts where texts recur.
     """
 
     trace: str
@@ -29,6 +29,7 @@ class About:
     notes: tuple[str, ...] = ()
     left_out: tuple[Mapping[str, object], ...] = ()
     hashes: str | None = None
+    cut_command: str = "kvaudit record import --segment auto"
 
 
 def share(part: int, whole: int) -> float:
@@ -63,14 +64,14 @@ def as_data(inspection: Inspection, about: About, most: int) -> dict[str, object
             "prompt_tokens": totals.prompt_tokens,
             "prelude_tokens": totals.prelude_tokens,
             "longest_prompt": {"tokens": totals.longest_prompt, "request_id": totals.longest_request},
-            "distinct_segments": inspection.distinct_segments,
+            "distinct_chunks": inspection.distinct_chunks,
             "segments": dict(sorted(inspection.kinds.items())),
             "segment_tokens": dict(sorted(inspection.kind_tokens.items())),
         },
         "reuse": _reuse(inspection),
         "breaks": [_break(*one, after_break(inspection)) for one in breaks(inspection)],
         "recompute": [] if inspection.hashed else [_recompute(inspection, ratio) for ratio in RATIOS],
-        "findings": [_finding(finding) for finding in inspection.findings[:most]],
+        "findings": [_finding(finding, about) for finding in inspection.findings[:most]],
         "finding_totals": _finding_totals(inspection.findings),
         "unchecked_pairs": inspection.unchecked_pairs,
     }
@@ -123,7 +124,7 @@ def _recompute(inspection: Inspection, ratio: float) -> dict[str, object]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, object]:
+def _finding(finding: Finding, about: About) -> dict[str, object]:
     place, rule = finding.place, finding.rule
     return {
         "code": finding.code,
@@ -135,6 +136,7 @@ def _finding(finding: Finding) -> dict[str, object]:
         "tokens": finding.tokens,
         "what": finding.what,
         "remedy": rule.remedy,
+        "command": about.cut_command if rule.cuts else None,
     }
 
 

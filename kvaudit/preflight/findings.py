@@ -16,12 +16,13 @@ MOST_GROUPS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`counts` says what a finding's tokens are."""
+    """`counts` says what a finding's tokens are. `cuts`: the remedy is to cut prompts, for which there is a command."""
 
     severity: Severity
     title: str
     counts: str
     remedy: str
+    cuts: bool = False
 
 
 RULES = MappingProxyType(
@@ -30,13 +31,28 @@ RULES = MappingProxyType(
             "error",
             "no segment recurs",
             "tokens of the whole trace, which a replay would end inconclusive on",
-            "record more requests, or cut prompts where they recur: kvaudit record import --segment auto",
+            "record more requests, or cut prompts where they recur",
+            cuts=True,
+        ),
+        "recurs-inside": Rule(
+            "warning",
+            "texts recur inside messages, at other places",
+            "tokens that stood inside an earlier message at another place: no cache finds them as prompts are cut now",
+            "cut prompts where texts recur, and inspect what that writes",
+            cuts=True,
         ),
         "nothing-before-a-miss": Rule(
             "warning",
             "nothing is reused by a lookup that stops at the first miss",
             "tokens that a lookup at any position would reuse",
             "put what recurs first, or replay with --lookup any",
+        ),
+        "chat-preset": Rule(
+            "warning",
+            "the default preset of a replay is made for documents between separators, not for chats",
+            "tokens of the chat template: gaps, as separators are, whose K and V --like lmcache leaves at zero, the "
+            "very first among them. Its mask, too, changes answers where a conversation only grows",
+            "replay with --like ideal as well: what differs there is the doing of the reuse, not of the preset",
         ),
         "beyond-context": Rule(
             "error",
@@ -58,9 +74,11 @@ RULES = MappingProxyType(
         ),
         "separator-context": Rule(
             "warning",
-            "separators that tokenise otherwise in context",
-            "tokens of the segments after them, which are not found as chunks of their own",
-            "take a separator that the tokenizer never merges, such as a special token",
+            "separators that become other tokens beside their neighbours",
+            "tokens of the segments behind such separators: a server that is sent text looks for the separator's own "
+            "tokens, misses them there, and does not reuse what follows (a replay cuts before it tokenises, and does)",
+            "send token ids, each segment tokenised alone; or take a separator that stays the same beside any text, "
+            "such as a special token, and set the server to it",
         ),
         "volatile": Rule(
             "warning",
@@ -119,15 +137,23 @@ class Findings:
     def __init__(self) -> None:
         self._groups: dict[str, dict[Hashable, Finding]] = {}
 
-    def add(self, code: str, group: Hashable, place: Place, tokens: int, what: str | Callable[[], str]) -> None:
-        """Count one occurrence. Of `what`, or what it returns, the first of a group is kept."""
+    def add(
+        self,
+        code: str,
+        group: Hashable,
+        place: Place,
+        tokens: int,
+        what: str | Callable[[], str],
+        occurrences: int = 1,
+    ) -> None:
+        """Count occurrences. Of `what`, or what it returns, the first of a group is kept."""
         groups = self._groups.setdefault(code, {})
         if group not in groups and len(groups) >= MOST_GROUPS:
             group = None
         finding = groups.get(group)
         if finding is None:
             finding = groups[group] = Finding(code, place, what if isinstance(what, str) else what())
-        finding.occurrences += 1
+        finding.occurrences += occurrences
         finding.tokens += tokens
 
     def ranked(self) -> list[Finding]:

@@ -10,13 +10,14 @@ from kvaudit.engines import Tokenizer
 from kvaudit.errors import KvauditError
 from kvaudit.preflight.context import ContextLint
 from kvaudit.preflight.findings import Finding, Findings, Place
+from kvaudit.preflight.inside import InsideLint
 from kvaudit.preflight.pieces import Piece, PiecedPrompt, PieceReader
 from kvaudit.preflight.reuse import Caches, RequestReuse, ReuseAnalysis, ReuseTotals
 from kvaudit.preflight.templates import Renderer, TemplateLint
 from kvaudit.preflight.variants import VariantLint
 from kvaudit.preflight.volatile import VolatileLint
 from kvaudit.prompts import Prompts
-from kvaudit.records import Request
+from kvaudit.records import GLUE, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Inspection:
     sessions: set[str] = field(default_factory=set)
     requests: int = 0
     chats: int = 0
-    distinct_segments: int = 0
+    distinct_chunks: int = 0
     left_out: int = 0
     refused: int = 0
     unchecked_pairs: int = 0
@@ -109,6 +110,7 @@ class _Inspector:
         self._context = ContextLint(tokenizer.encode, self._findings)
         self._volatile = VolatileLint(self._findings)
         self._variants = VariantLint(self._findings)
+        self._inside = InsideLint(self._findings)
         self._templates = reading.renderer and TemplateLint(reading.renderer, tokenizer.encode, self._findings)
         self._occurrences: Counter[Piece] = Counter()
 
@@ -142,6 +144,7 @@ class _Inspector:
         self._context.add(request, prompt)
         self._volatile.add(request, prompt)
         self._variants.add(request, prompt)
+        self._inside.add(request, prompt)
         if self._templates and request.chat:
             self._templates.add(request, prompt)
 
@@ -159,7 +162,7 @@ class _Inspector:
         for piece, count in self._occurrences.items():
             found.kinds[piece.kind] += count
             found.kind_tokens[piece.kind] += count * piece.tokens
-        found.distinct_segments = len({piece.content_id for piece in self._occurrences})
+        found.distinct_chunks = len({piece.content_id for piece in self._occurrences if piece.is_chunk})
         found.unchecked_pairs = self._context.unchecked
         first = Place("", 0)
         if totals.requests and not totals.chunk_reused_any:
@@ -168,6 +171,10 @@ class _Inspector:
         elif totals.requests and not totals.chunk_reused_stop_at_miss:
             what = "in every request the first segment is new, and the lookup stops there (the default, as LMCache's)"
             self._findings.add("nothing-before-a-miss", None, first, totals.chunk_reused_any, what)
+        if found.chats and totals.chunk_reused_any and (glue := found.kind_tokens[GLUE]):
+            what = f"{found.chats:,} of {found.requests:,} requests are chats, with messages as chunks that recur"
+            self._findings.add("chat-preset", None, first, glue, what)
+        self._inside.finish(totals.prompt_tokens)
         found.findings = self._findings.ranked()
         return found
 

@@ -13,9 +13,10 @@ from kvaudit.preflight.findings import RULES, Finding
 from kvaudit.preflight.inspection import HashedFacts, Inspection
 from kvaudit.preflight.plot import BLOCKS, axis, strip
 from kvaudit.preflight.reuse import RATIOS, BreakTotal, binned_rates
+from kvaudit.reports.escape import visible
 from kvaudit.reports.terminal import NARROWEST, WIDEST
 from kvaudit.reports.terminal.layout import heading, sentences, table
-from kvaudit.reports.words import percent
+from kvaudit.reports.words.numbers import percent
 
 CACHES = (
     ("vllm_reused", "vLLM"),
@@ -40,7 +41,7 @@ def write_page(inspection: Inspection, about: About, most: int, out: TextIO) -> 
     console.width = min(max(console.width, NARROWEST), WIDEST)
     with console.capture() as captured:
         for part in _parts(inspection, about, most, ascii_only=not _writes_blocks(out)):
-            console.print(part)
+            console.print(part, soft_wrap=isinstance(part, Text) and part.overflow == "ignore")
     out.writelines(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
 
 
@@ -62,7 +63,7 @@ def _parts(inspection: Inspection, about: About, most: int, ascii_only: bool) ->
         return
     if inspection.totals.requests:
         yield from _recompute(inspection)
-    yield from _findings(inspection.findings, most)
+    yield from _findings(inspection.findings, about, most)
 
 
 def _counts(inspection: Inspection, about: About) -> Iterator[RenderableType]:
@@ -80,7 +81,7 @@ def _counts(inspection: Inspection, about: About) -> Iterator[RenderableType]:
     limit = f", the model takes {about.context_tokens:,}" if about.context_tokens else ""
     lines = [
         f"{about.trace}: {_counted(len(inspection.sessions), 'session')}, {_counted(inspection.chats, 'chat')}, "
-        f"{_counted(inspection.distinct_segments, 'distinct segment')}; {tokenizer}",
+        f"{_counted(inspection.distinct_chunks, 'distinct chunk')}; {tokenizer}",
         f"{longest}{limit}" if totals.requests else "no request could be counted",
     ]
     if totals.prelude_tokens:
@@ -206,7 +207,7 @@ def _recompute(inspection: Inspection) -> Iterator[RenderableType]:
     )
 
 
-def _findings(findings: Sequence[Finding], most: int) -> Iterator[RenderableType]:
+def _findings(findings: Sequence[Finding], about: About, most: int) -> Iterator[RenderableType]:
     errors = sum(finding.rule.severity == "error" for finding in findings)
     yield from heading(f"Findings: {_counted(errors, 'error')}, {_counted(len(findings) - errors, 'warning')}")
     for finding in findings[:most]:
@@ -215,7 +216,11 @@ def _findings(findings: Sequence[Finding], most: int) -> Iterator[RenderableType
         where = f"request {place.request_id!r}" if place.request_id else "the trace"
         segment = f", segment {place.segment}" if place.segment else ""
         times = f" (first of {finding.occurrences:,})" if finding.occurrences > 1 else ""
-        yield from sentences([f"{where}{segment}{times}: {finding.what}", f"do: {rule.remedy}"], indent=4)
+        yield from sentences(
+            [f"{where}{segment}{times}: {finding.what}", f"do: {rule.remedy}{':' * rule.cuts}"], indent=4
+        )
+        if rule.cuts:
+            yield Text(f"    {visible(about.cut_command)}", no_wrap=True, overflow="ignore")
     if len(findings) > most:
         tokens = sum(finding.tokens for finding in findings[most:])
         yield from sentences([f"{len(findings) - most:,} more findings, {tokens:,} tokens (--most shows more)"])

@@ -26,6 +26,7 @@ from heapq import heappop, heappush
 from typing import Literal
 
 from kvaudit.errors import UsageError
+from kvaudit.preflight.common import common_start
 
 VLLM_BLOCK = 16
 ID_BYTES = 4
@@ -189,10 +190,7 @@ class RadixPrefixCache:
                 return node, position, self._end_of(node)
             child.used = self._clock
             length = len(child.key)
-            common = (
-                length if token_ids.startswith(child.key, position) else self._common(child.key, token_ids, position)
-            )
-            common = min(common, end - position)
+            common = min(self._common(child.key, token_ids, position), end - position)
             position += common
             if common < length:
                 return self._split(child, common), position, "differs"
@@ -208,15 +206,10 @@ class RadixPrefixCache:
         return "empty" if node is self._root else "extends"
 
     def _common(self, key: bytes, token_ids: bytes, position: int) -> int:
-        """Bytes, in whole pages, that an edge and the prompt have in common; at least one page."""
-        low, high = self._page, min(len(key), len(token_ids) - position)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if token_ids.startswith(key[low:middle], position + low):
-                low = middle
-            else:
-                high = middle - 1
-        return low // self._page * self._page
+        """Bytes, in whole pages, that an edge and the prompt have in common."""
+        if token_ids.startswith(key, position):
+            return len(key)
+        return common_start(key, token_ids[position : position + len(key)]) // self._page * self._page
 
     def _split(self, child: _Node, length: int) -> _Node:
         parent = child.parent

@@ -1,12 +1,14 @@
 """Text that changes from request to request although what follows it stays: it ruins the prefix after it.
 
-Found by comparing each prompt with the one before it in its session; patterns only name what was found.
+Found by comparing each prompt with the one before it in its session. What changes is short, or it is the same but for
+a few numbers, ids and times: another document in the place of one is no volatile text. Patterns name what was found.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from kvaudit.preflight.common import common_end, common_start
 from kvaudit.preflight.findings import Findings, place_of
@@ -16,8 +18,23 @@ from kvaudit.records import Request
 FEWEST_TOKENS = 16
 """Fewer tokens lost are less than a block, and what a template puts around messages stays that short."""
 MOST_STREAMS = 4096
+MOST_CHANGED = 16
+"""Tokens between the first change in a segment and the last, where more than values changes."""
+MOST_VALUES = 6
+"""Numbers, ids and times that change in a segment."""
+LONGEST_SHOWN = 36
+"""Characters of a value: a UUID, and a time with its zone."""
+BEGINNING_SHOWN = 8
+LONGEST_WORD = 256
+"""Characters that are looked back for where a word begins."""
 
 _RUN = re.compile(r"[\w:+./-]*")
+_WORD = re.compile(r"[\w:+./-]+")
+_DIGIT = re.compile(r"\d")
+_DAY_OR_MONTH = re.compile(
+    r"(?:(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?|Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?"
+    r"|May|June?|July?|Aug(?:ust)?|Sep(?:t|tember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?|[AP]M)[.:/-]*"
+)
 _NAMES = (
     ("a UUID", re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")),
     ("a time stamp", re.compile(r"(\d{4}-\d\d-\d\d([T ]\S*)?|\d{1,2}:\d\d(:\d\d\S*)?|1[0-9]{9}(\d{3})?(\.\d+)?)")),
@@ -43,25 +60,27 @@ class VolatileLint:
         if index is None:
             return
         old, new = before.pieces[index], prompt.pieces[index]
-        lost = _kept_after(before, prompt, index)
+        start, end = _common(old.ids, new.ids)
+        lost = end + _kept_after(before, prompt, index)
         if old.kind != new.kind or lost < FEWEST_TOKENS:
+            return
+        if max(old.tokens, new.tokens) - start - end > MOST_CHANGED and not _differ_in_values(old.text, new.text):
             return
         name, was, now = _change(old, new)
         place = place_of(request.request_id, request.ordinal, prompt, index)
-        position = sum(piece.tokens for piece in prompt.pieces[:index]) + common_start(old.ids, new.ids)
+        position = sum(piece.tokens for piece in prompt.pieces[:index]) + start
         self._findings.add(
             "volatile",
             (place.segment, new.kind, name),
             place,
             lost,
-            lambda: f"{name} in the {new.kind} at token {position:,} changed ({was!r:.50} to {now!r:.50})",
+            lambda: f"{name} in the {new.kind} at token {position:,} changed ({_shown(was)} to {_shown(now)})",
         )
 
 
 def _kept_after(before: PiecedPrompt, prompt: PiecedPrompt, index: int) -> int:
-    """Tokens that follow the change and are the same in both prompts: the piece's own end, then whole pieces."""
-    old, new = before.pieces[index], prompt.pieces[index]
-    kept = common_end(old.ids, new.ids)
+    """Tokens of the pieces behind the one that changed, as long as they are the same in both prompts."""
+    kept = 0
     for left, right in zip(before.pieces[index + 1 :], prompt.pieces[index + 1 :], strict=False):
         if left.content_id != right.content_id:
             break
@@ -69,13 +88,46 @@ def _kept_after(before: PiecedPrompt, prompt: PiecedPrompt, index: int) -> int:
     return kept
 
 
+def _common(old: Sequence[object], new: Sequence[object]) -> tuple[int, int]:
+    """What both begin with, and what both end with behind that."""
+    start = common_start(old, new)
+    return start, min(common_end(old, new), len(old) - start, len(new) - start)
+
+
+def _differ_in_values(old: str | None, new: str | None) -> bool:
+    """Whether two texts are the same but for a few numbers, ids, times and names of days and months."""
+    if old is None or new is None:
+        return False
+    start, end = _common(old, new)
+    was, now = (text[_word_start(text, start) : _word_end(text, len(text) - end)] for text in (old, new))
+    return sum(map(_is_value, _WORD.findall(now))) <= MOST_VALUES and _without_values(was) == _without_values(now)
+
+
+def _is_value(word: str) -> bool:
+    return bool(_DIGIT.search(word) or _DAY_OR_MONTH.fullmatch(word))
+
+
+def _without_values(text: str) -> str:
+    return _WORD.sub(lambda word: "0" if _is_value(word[0]) else word[0], text)
+
+
+def _word_start(text: str, position: int) -> int:
+    first = max(0, position - LONGEST_WORD)
+    while position > first and _RUN.fullmatch(text[position - 1]):
+        position -= 1
+    return position
+
+
+def _word_end(text: str, position: int) -> int:
+    found = _RUN.match(text, position)
+    return found.end() if found else position
+
+
 def _change(old: Piece, new: Piece) -> tuple[str, str, str]:
     """What changed, by name, as it was and as it is."""
     if old.text is None or new.text is None:
         return "a run of token ids", "", ""
-    start = common_start(old.text, new.text)
-    while start and _RUN.fullmatch(new.text[start - 1]):
-        start -= 1
+    start = _word_start(new.text, common_start(old.text, new.text))
     was, now = (_run_at(text, start) for text in (old.text, new.text))
     for name, pattern in _NAMES:
         if pattern.fullmatch(was) and pattern.fullmatch(now):
@@ -83,7 +135,14 @@ def _change(old: Piece, new: Piece) -> tuple[str, str, str]:
     return "text", was, now
 
 
+def _shown(value: str) -> str:
+    """A value, or where it is longer than a time, only how it begins: it may be a secret."""
+    if len(value) <= LONGEST_SHOWN:
+        return repr(value)
+    return f"{value[:BEGINNING_SHOWN]!r}... of {len(value):,} characters"
+
+
 def _run_at(text: str, start: int) -> str:
     found = _RUN.match(text, start)
     run = found[0].rstrip(".,:/-") if found else ""
-    return run or text[start : start + 50]
+    return run or text[start : start + BEGINNING_SHOWN]

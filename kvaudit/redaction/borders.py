@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -62,6 +63,11 @@ def stretches(texts: Iterable[Edges]) -> Iterator[list[Piece]]:
             stretch = [Piece(at, text.length - len(text.tail), text.tail)]
     if len(stretch) > 1:
         yield stretch
+
+
+def stretch_digest(stretch: Sequence[Piece], names: Sequence[str]) -> bytes:
+    """SHA-256 of where the pieces of a stretch begin, and of the names of their texts, which tell texts apart."""
+    return sha256(repr([(names[piece.at], piece.start) for piece in stretch]).encode()).digest()
 
 
 class Cut(NamedTuple):

@@ -24,12 +24,14 @@ class Searched(NamedTuple):
     plain: str
 
 
+Find = Callable[[Searched], Iterable[Span]]
+"""Yields spans of a text, in any order, overlapping or not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """`find` yields spans of a text, in any order, overlapping or not."""
-
     name: str
-    find: Callable[[Searched], Iterable[Span]]
+    find: Find
 
 
 class Hit(NamedTuple):

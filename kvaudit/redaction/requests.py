@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
 from kvaudit.errors import TraceError
-from kvaudit.records import Request, Segment, message_spans
-from kvaudit.redaction.borders import cut_values, edges, stretches
+from kvaudit.records import Request, Segment, spoken_spans
+from kvaudit.redaction.borders import cut_values, edges, stretch_digest, stretches
 from kvaudit.redaction.detectors import Hit
 from kvaudit.redaction.redactor import Redactor, Replacement
 from kvaudit.traces.segments import SegmentPool
@@ -59,7 +59,7 @@ class RequestRedactor:
     def __init__(self, redactor: Redactor) -> None:
         self.tally = Tally()
         self._cut: dict[str, set[Hit]] = {}
-        self._seen_stretches: set[int] = set()
+        self._seen_stretches: set[bytes] = set()
         self._redactor = redactor
         self._pool = SegmentPool()
         self._segments: dict[str, tuple[Segment, frozenset[str]]] = {}
@@ -91,8 +91,9 @@ class RequestRedactor:
         return dict(redacted)
 
     def _look_across_borders(self, segments: Sequence[Segment]) -> None:
+        names = [segment.content_id for segment in segments]
         for stretch in stretches(edges(segment.text) for segment in segments):
-            key = hash(tuple([(segments[piece.at].content_id, piece.start) for piece in stretch]))
+            key = stretch_digest(stretch, names)
             if key in self._seen_stretches:
                 continue
             self._seen_stretches.add(key)
@@ -164,8 +165,7 @@ def _detectors(replaced: Iterable[Replacement]) -> frozenset[str]:
 def _spoken_together(request: Request) -> Iterator[Sequence[Segment]]:
     """Segments that follow each other with nothing in between: a prompt's, or a message's in a chat."""
     for prompt in (request.segments, *request.prelude):
-        spans = message_spans(prompt) if request.chat else [(0, len(prompt))]
-        yield from (prompt[start:end] for start, end in spans if end - start > 1)
+        yield from (prompt[start:end] for start, end in spoken_spans(prompt, request.chat) if end - start > 1)
 
 
 def _refuse_token_ids(request: Request) -> None:

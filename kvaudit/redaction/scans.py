@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
-from kvaudit.redaction.borders import Edges, cut_values, edges, stretches
+from kvaudit.redaction.borders import Edges, cut_values, edges, stretch_digest, stretches
 from kvaudit.redaction.detectors import Detector
 from kvaudit.redaction.findings import Finding, Findings, Value, value
 from kvaudit.redaction.strings import distinct_strings, masked_name, strings_of
@@ -47,7 +47,7 @@ class LineScan:
 
 
 class _Part(NamedTuple):
-    """A segment of a prompt as its request has it. `key` is the same for the same text."""
+    """A segment of a prompt as its request has it. Two with the same `key` have the same text."""
 
     number: int
     key: str
@@ -69,7 +69,7 @@ class TraceScan:
         self._findings = Findings(detectors)
         self._segments: dict[str, _Segment] = {}
         self._unplaced: set[str] = set()
-        self._cut: dict[int, frozenset[str]] = {}
+        self._cut: dict[bytes, frozenset[str]] = {}
 
     def add_object(self, line: int, values: Mapping[str, Any]) -> None:
         if "request" in values:
@@ -129,15 +129,16 @@ class TraceScan:
     def _placed(self, part: Any, number: int) -> _Part:
         if isinstance(part, str) and part in self._segments:
             segment = self._segments[part]
-            return _Part(number, part, segment.edges, segment.begins_message)
+            return _Part(number, f"segment {part}", segment.edges, segment.begins_message)
         inline = part if isinstance(part, dict) else {}
-        return _Part(number, str(inline.get("text")), _edges(inline), inline.get("role") is not None)
+        return _Part(number, f"text {_text(inline)}", _edges(inline), inline.get("role") is not None)
 
     def _add_cut(self, parts: Sequence[_Part], request: str) -> set[str]:
         """Values that borders between segments cut: no segment has them, and the prompt does."""
         detectors: set[str] = set()
+        names = [part.key for part in parts]
         for stretch in stretches(part.edges for part in parts):
-            key = hash(tuple([(parts[piece.at].key, piece.start) for piece in stretch]))
+            key = stretch_digest(stretch, names)
             if key not in self._cut:
                 cuts = cut_values(stretch, self._findings.hits)
                 self._cut[key] = frozenset(cut.detector for cut in cuts)
@@ -151,8 +152,12 @@ class TraceScan:
 
 
 def _edges(values: Mapping[str, Any]) -> Edges:
+    return edges(_text(values))
+
+
+def _text(values: Mapping[str, Any]) -> str:
     text = values.get("text")
-    return edges(text if isinstance(text, str) else "")
+    return text if isinstance(text, str) else ""
 
 
 def _prompts(values: Mapping[str, Any]) -> Iterator[Sequence[Any]]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvaudit.records import Request, Segment, message_spans
-from kvaudit.segmenting.pieces import CutError, OffsetTokenizer, Piece, Rewrite
+from kvaudit.records import Request, Segment, spoken_spans
+from kvaudit.segmenting.merging import by_message
+from kvaudit.segmenting.pieces import CutError, OffsetTokenizer, Piece, Prepared, Rewrite
 from kvaudit.segmenting.strategies import Strategy
 from kvaudit.traces.segments import SegmentPool
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one strategy did. `segments_before` and `segments_after` count the segments of all prompts."""
+    """What one strategy did. `segments_before` and `segments_after` count the segments of all prompts.
+
+    `than` is what it is held against: the segments before it or, where it goes by the parts that a log has, those
+    that a message each makes. `told` says in words what it saw, and why it changed nothing.
+    """
 
     strategy: str
     requests: int
@@ -22,6 +27,7 @@ class Step:
     segments_after: int
     found: Mapping[str, object]
     told: str
+    than: str
 
     def as_data(self) -> dict[str, object]:
         counts = {"requests_changed": self.changed, "segments": [self.segments_before, self.segments_after]}
@@ -30,10 +36,10 @@ class Step:
     def sentence(self) -> str:
         told = f"{self.told}; " if self.told else ""
         if not self.changed:
-            return f"{self.strategy}: {told}no request is cut otherwise than before"
+            return f"{self.strategy}: {told}no request is cut otherwise than {self.than}"
         of_all = f"{self.changed:,} of {self.requests:,} request{'' if self.requests == 1 else 's'}"
         return (
-            f"{self.strategy}: {told}{of_all} {'is' if self.changed == 1 else 'are'} cut otherwise than before, "
+            f"{self.strategy}: {told}{of_all} {'is' if self.changed == 1 else 'are'} cut otherwise than {self.than}, "
             f"{self.segments_before:,} segments became {self.segments_after:,}"
         )
 
@@ -55,17 +61,41 @@ def segment_requests(
     found = list(requests)
     pool = SegmentPool()
     for strategy in strategies:
-        before, prepared = found, strategy.prepare(found, tokenizer)
-        messages = _Messages(prepared.rewrite, pool)
-        found = [messages.request(request) for request in before]
-        changed = sum(old is not new for old, new in zip(before, found, strict=True))
-        counts = len(before), changed, _segments(before), _segments(found)
-        steps.append(Step(strategy.written, *counts, prepared.found, prepared.told))
+        prepared = strategy.prepare(found, tokenizer)
+        before = _rewritten(found, by_message, pool) if strategy.known.reads_parts else found
+        found = _rewritten(found, prepared.rewrite, pool)
+        steps.append(_step(strategy, prepared, before, found))
     return Segmented(found, tuple(steps))
 
 
+def _rewritten(requests: Sequence[Request], rewrite: Rewrite, pool: SegmentPool) -> list[Request]:
+    messages = _Messages(rewrite, pool)
+    return [messages.request(request) for request in requests]
+
+
+def _step(strategy: Strategy, prepared: Prepared, before: Sequence[Request], after: Sequence[Request]) -> Step:
+    changed = sum(_prompts(old) != _prompts(new) for old, new in zip(before, after, strict=True))
+    looked, told = prepared.looked, [prepared.told]
+    if not changed and not (looked and looked.matching):
+        told += [strategy.known.nothing, looked.sentence() if looked else ""]
+    return Step(
+        strategy.written,
+        len(before),
+        changed,
+        _segments(before),
+        _segments(after),
+        prepared.found,
+        "; ".join(filter(None, told)),
+        "by message" if strategy.known.reads_parts else "before",
+    )
+
+
+def _prompts(request: Request) -> tuple[tuple[Segment, ...], ...]:
+    return request.segments, *request.prelude
+
+
 def _segments(requests: Sequence[Request]) -> int:
-    return sum(len(prompt) for request in requests for prompt in (request.segments, *request.prelude))
+    return sum(len(prompt) for request in requests for prompt in _prompts(request))
 
 
 class _Messages:
@@ -87,7 +117,7 @@ class _Messages:
         return replace(request, segments=segments, prelude=prelude)
 
     def _prompt(self, segments: tuple[Segment, ...], chat: bool) -> tuple[Segment, ...]:
-        spans = message_spans(segments) if chat else [(0, len(segments))]
+        spans = spoken_spans(segments, chat)
         return tuple(segment for start, end in spans for segment in self._message(segments[start:end]))
 
     def _message(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
@@ -99,7 +129,7 @@ class _Messages:
     def _rewritten(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         """Segments that stay are the same objects."""
         before = [Piece(segment.kind, segment.text, segment.token_ids) for segment in segments]
-        after = self._rewrite(before)
+        after = self._rewrite(before, segments[0].role)
         if list(after) == before:
             return segments
         roles = [segments[0].role, *[None] * (len(after) - 1)]

@@ -84,7 +84,7 @@ class _Paths:
 def _recurring_grams(ids: npt.NDArray[np.int32], text_of: npt.NDArray[np.int32], gram: int) -> tuple[Ints, Ints]:
     """Where k-grams stand that two texts hold, sorted by (class, position), and their classes, counted from 0."""
     inside = np.flatnonzero(text_of[: ids.size - gram + 1] == text_of[gram - 1 :])
-    hashes = _gram_hashes(ids, gram)[inside]
+    hashes = gram_hashes(ids, gram)[inside]
     order = np.argsort(hashes, kind="stable")
     positions, hashes = inside[order], hashes[order]
     if not positions.size:
@@ -152,7 +152,7 @@ def _right_limits(start: Ints, end: Ints, document: Flags, leads_to_rarer: Flags
     return limits
 
 
-def _gram_hashes(ids: npt.NDArray[np.int32], gram: int) -> Hashes:
+def gram_hashes(ids: npt.NDArray[np.int32], gram: int) -> Hashes:
     """A hash of the `gram` ids from each position on, put together from hashes of powers of two."""
     power = _mixed(ids.astype(np.uint64) + np.uint64(1))
     whole, length, covered = power[:0], 1, 0

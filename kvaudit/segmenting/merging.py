@@ -1,27 +1,46 @@
-"""Strategies that join: by message, by part of a message, by tool result."""
+"""Strategies that go by messages and the parts of their contents: by message, by part, by tool result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from kvaudit.records import DOCUMENT, GAP_KINDS, QUERY, TOOL_RESULT, Request
+from kvaudit.records import DOCUMENT, GAP_KINDS, MESSAGE, QUERY, TOOL_RESULT, Request
 from kvaudit.segmenting.pieces import OffsetTokenizer, Piece, Prepare, Prepared, Rewrite
+
+_USER = "user"
 
 
 def message() -> Prepare:
     """A message, or a prompt without chat, is one segment. What stands for token ids is left as it is."""
-    return _looking_at_nothing(lambda pieces: _joined(pieces, _has_text))
+    return _looking_at_nothing(by_message)
+
+
+def by_message(pieces: Sequence[Piece], role: str | None) -> Sequence[Piece]:
+    return _joined(pieces, _has_text)
 
 
 def part() -> Prepare:
-    """Every part of a content stays the segment as which it was read."""
-    return _looking_at_nothing(lambda pieces: pieces)
+    """Every part of a content stays the segment as which it was read.
+
+    Of what a user sends in several parts, the last is what is asked, with the kind that the message has (query, or
+    message in earlier turns), and those before it are documents. What was cut before is left as it is.
+    """
+    return _looking_at_nothing(_documents_first)
+
+
+def _documents_first(pieces: Sequence[Piece], role: str | None) -> Sequence[Piece]:
+    filled = [at for at, piece in enumerate(pieces) if piece.kind not in GAP_KINDS]
+    kinds = {pieces[at].kind for at in filled}
+    if role != _USER or len(filled) < 2 or kinds not in ({QUERY}, {MESSAGE}):
+        return pieces
+    documents = frozenset(filled[:-1])
+    return [piece._replace(kind=DOCUMENT) if at in documents else piece for at, piece in enumerate(pieces)]
 
 
 def tool_result() -> Prepare:
     """Each part of a tool's result stays a segment; what else is in a message is joined."""
-    return _looking_at_nothing(lambda pieces: _joined(pieces, _is_no_result))
+    return _looking_at_nothing(lambda pieces, role: _joined(pieces, _is_no_result))
 
 
 def _looking_at_nothing(rewrite: Rewrite) -> Prepare:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -25,8 +26,10 @@ class CutError(UsageError):
 Cut = Callable[[Piece], Sequence[Piece]]
 """The pieces that one piece falls into; itself alone where it is not cut. Raises CutError."""
 
-Rewrite = Callable[[Sequence[Piece]], Sequence[Piece]]
-"""The pieces of a message in the place of those that it had. Joined, they are the same text and token ids."""
+Rewrite = Callable[[Sequence[Piece], str | None], Sequence[Piece]]
+"""The pieces of a message in the place of those that it had, from these and the message's role, None where there is no
+chat. Joined, they are the same text and token ids.
+"""
 
 
 class OffsetTokenizer(Protocol):
@@ -35,28 +38,61 @@ class OffsetTokenizer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Looked:
+    """Where a strategy looked: distinct texts by kind, in how many of them it found what it cuts at, and how many it
+    left out since they stand for token ids.
+    """
+
+    texts: Counter[str] = field(default_factory=Counter)
+    characters: int = 0
+    matching: int = 0
+    left_out: int = 0
+
+    def at(self, piece: Piece, *, matches: bool) -> None:
+        if piece.token_ids is not None:
+            self.left_out += 1
+            return
+        self.texts[piece.kind] += 1
+        self.characters += len(piece.text)
+        self.matching += matches
+
+    def sentence(self) -> str:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.texts.items()))
+        count = self.texts.total()
+        left = f", {self.left_out:,} with token ids left out" if self.left_out else ""
+        looked = f"{count:,} distinct text{'' if count == 1 else 's'} looked at{left}"
+        return f"{looked} ({kinds}; {self.characters:,} characters)" if kinds else looked
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A strategy that has looked at the trace. `found` says as data what it saw, `told` in words."""
+    """A strategy that has looked at the trace. `found` says as data what it saw, `told` in words.
+
+    `looked` is filled while it rewrites; None for a strategy that does not look for anything in texts.
+    """
 
     rewrite: Rewrite
     found: Mapping[str, object] = field(default_factory=dict)
     told: str = ""
+    looked: Looked | None = None
 
 
 Prepare = Callable[[Sequence[Request], OffsetTokenizer], Prepared]
 
 
-def cutting(cut: Cut) -> Rewrite:
-    """Cut every piece that is no gap, each distinct one once."""
+def cutting(cut: Cut, looked: Looked | None = None) -> Rewrite:
+    """Cut every piece that is no gap, each distinct one once; `looked` counts these."""
     known: dict[Piece, Sequence[Piece]] = {}
 
-    def rewrite(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    def rewrite(pieces: Sequence[Piece], role: str | None) -> Sequence[Piece]:
         found: list[Piece] = []
         for piece in pieces:
             parts = known.get(piece)
             if parts is None:
                 parts = known[piece] = (piece,) if piece.kind in GAP_KINDS else cut(piece)
+                if looked and piece.kind not in GAP_KINDS:
+                    looked.at(piece, matches=parts[0] is not piece)
             found += parts
         return found
 
@@ -67,7 +103,9 @@ def cutting_texts(cut: Cut) -> Prepare:
     """A strategy that looks at one text at a time, and at none that stands for token ids."""
 
     def prepare(requests: Sequence[Request], tokenizer: OffsetTokenizer) -> Prepared:
-        return Prepared(cutting(lambda piece: cut(piece) if piece.text and piece.token_ids is None else (piece,)))
+        looked = Looked()
+        rewrite = cutting(lambda piece: cut(piece) if piece.text and piece.token_ids is None else (piece,), looked)
+        return Prepared(rewrite, looked=looked)
 
     return prepare
 

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 class Known:
     """A line of the table. `argument` is what stands behind the colon, '' for nothing. `target` is loaded late.
 
-    `reads_parts`: it goes by the parts of contents as a log has them, so that nothing can come before it.
+    `nothing` says why it had nothing to do. `reads_parts`: it goes by the parts of contents as a log has them, so that
+    nothing can come before it.
     """
 
     name: str
     argument: str
     target: str
     summary: str
+    nothing: str = ""
     reads_parts: bool = False
     reads_tokens: bool = False
 
@@ -32,14 +34,42 @@ class Known:
         return f"{self.name}:{self.argument}" if self.argument else self.name
 
 
+_NO_LIST = "no JSON list of two or more objects, lists or strings was found"
+
 KNOWN = (
     Known("message", "", "merging:message", "a segment a message: its parts are joined (the default)"),
-    Known("part", "", "merging:part", "a segment a part of a message's content", reads_parts=True),
-    Known("tool-result", "", "merging:tool_result", "parts of tools' results; others are joined", reads_parts=True),
-    Known("separator", "TEXT", "separators:separator", r"documents between a text; \n and \t are escapes"),
-    Known("pattern", "REGEX", "patterns:pattern", "a document a match; . matches line ends too"),
-    Known("json", "", "json_items:json_items", "a document an item of a JSON list"),
-    Known("tokens", "N", "fixed:tokens", "segments of N tokens", reads_tokens=True),
+    Known(
+        "part",
+        "",
+        "merging:part",
+        "a segment a part of a message's content",
+        "no message has several parts",
+        reads_parts=True,
+    ),
+    Known(
+        "tool-result",
+        "",
+        "merging:tool_result",
+        "parts of tools' results; others are joined",
+        "no tool's result has several parts",
+        reads_parts=True,
+    ),
+    Known(
+        "separator",
+        "TEXT",
+        "separators:separator",
+        r"documents between a text; \n and \t are escapes",
+        "the text stands nowhere",
+    ),
+    Known(
+        "pattern",
+        "REGEX",
+        "patterns:pattern",
+        "a document a match; . matches line ends too",
+        "the pattern matches nothing",
+    ),
+    Known("json", "", "json_items:json_items", "a document an item of a JSON list", _NO_LIST),
+    Known("tokens", "N", "fixed:tokens", "segments of N tokens", "no text has more tokens", reads_tokens=True),
     Known("auto", "", "recurring:recurring", "documents that recur inside messages, by tokens", reads_tokens=True),
 )
 _BY_NAME = {known.name: known for known in KNOWN}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from random import Random
 
 import orjson
 import pyarrow.parquet as pq
 import pytest
 from inspected_models import ByteModel
+from test_cli_start import parsed
 from typer.testing import CliRunner, Result
 
 from kvaudit.cli import app
@@ -157,6 +160,29 @@ def test_a_smaller_cache_and_other_blocks_reuse_otherwise(trace: Path) -> None:
     assert reused("--block-size", 4, "--page-size", 4) == (16, 16)
     assert reused("--cache-tokens", 32) == (0, 2 * len("rulesrow "))
     assert reused("--cache-tokens", "1_000", "--block-size", 1) == (18, 18)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [((), []), (("--model", "org/a b", "--trace-format", "kvaudit"), ["--format", "kvaudit", "--model", "org/a b"])],
+)
+def test_a_log_whose_texts_recur_inside_messages_gets_the_command_that_cuts_it(
+    tmp_path: Path, options: tuple[str, ...], named: list[str]
+) -> None:
+    path = tmp_path / f"a long name that a page of eighty columns would wrap {'x' * 80} it's.jsonl"
+    texts = ["".join(Random(seed).choices("bcdefgh ", k=60)) for seed in range(2)]
+    trace_of(path, *((f"query:{a} and {b}, {n}?",) for n, (a, b) in enumerate((texts, texts[::-1]))))
+
+    shown = inspect(path, *options).stdout
+    (line,) = {line for line in shown.splitlines() if line.startswith("    kvaudit ")}
+    command = ["kvaudit", "record", "import", str(path), *named, "--segment", "auto", "-o", "segmented.jsonl.zst"]
+    assert "warning [recurs-inside]" in shown
+    assert shlex.split(line) == command
+    assert parsed(command) == ("record", "import")
+    data = orjson.loads(inspect(path, *options, "-f", "json").stdout)
+    commands = {finding["code"]: finding["command"] for finding in data["findings"]}
+    assert shlex.split(commands.pop("recurs-inside")) == shlex.split(commands.pop("nothing-reused")) == command
+    assert set(commands.values()) <= {None}
 
 
 def test_strict_fails_on_errors_only(tmp_path: Path, trace: Path) -> None:

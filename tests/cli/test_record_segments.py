@@ -163,8 +163,8 @@ def test_parts_of_a_log_are_kept_where_a_strategy_asks_for_them(tmp_path: Path, 
         ("tool-result", "tool", "firstsecond"),
     ]
     assert texts["part"] == [
-        ("query", "user", "Read: "),
-        ("query", None, "one"),
+        ("document", "user", "Read: "),
+        ("document", None, "one"),
         ("separator", None, "\n"),
         ("query", None, "two"),
         ("message", "assistant", "Look."),

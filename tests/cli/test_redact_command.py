@@ -70,8 +70,7 @@ def test_secrets_are_replaced_and_counted(log: Path, trace: Path) -> None:
         "email           2        3         2",
         "ip              1        1         1",
         f"redaction found no phone, card ({NOT_LOOKED_FOR})",
-        "2 distinct segments changed, in 2 of 3 requests; "
-        "their token counts may differ from now on (--model NAME counts them)",
+        "2 texts changed, in 2 of 3 requests; their token counts may differ from now on (--model NAME counts them)",
     ]
     assert said[-1] == f"next: kvaudit replay {shlex.quote(str(trace))} --orders 5"
     written = trace.read_text()
@@ -148,7 +147,7 @@ def test_with_a_model_the_tokens_that_changed_are_counted(
     system, user = texts(trace)[0]
     before, after = len(SYSTEM["content"]) + len("From 8.8.8.8"), len(system) + len(user)
     said = result.stderr.splitlines()
-    at = said.index(f"2 distinct segments changed, in 2 of 3 requests: {before} tokens before, {after} after")
+    at = said.index(f"2 texts changed, in 2 of 3 requests: {before} tokens before, {after} after")
     request_id = read_trace(trace).requests[0].request_id
     assert said[at + 1 : at + 3] == [
         f"  request '{request_id}', segment 1 (in 2 requests): {len(SYSTEM['content'])} -> {len(system)} tokens",
@@ -227,3 +226,49 @@ def test_the_first_time_the_user_is_told_what_takes_seconds(
     (tmp_path / "cache" / "key-rules").mkdir(parents=True)
     assert note not in run("import", log, "--redact", "-o", trace).stderr
     assert kept_at == [tmp_path / "cache" / "key-rules"] * 3
+
+
+CUT = "x" * 59 + " "
+"""What a value begins with so that errors, which show 80 characters of it, would show a part of the key behind it."""
+
+
+def shows_part_of_key(text: str) -> bool:
+    return any(KEY[at : at + 8] in text for at in range(len(KEY) - 8))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"messages": [{"role": CUT + KEY, "content": "Hi"}]}, "has the role"),
+        ({"messages": [{"role": "user", "content": [{"type": CUT + KEY}]}]}, "has a part of type"),
+        ({"messages": [{"role": "user", "content": [{"type": {"a": {"b": CUT + KEY}}}]}]}, "has a part of type"),
+        ({"messages": [{"role": "user", "content": [{"type": ["password", KEY, *"abcdef"]}]}]}, "has a part of type"),
+        ({"request": CUT + KEY, "segments": 5}, "has a 'segments' that is not a list"),
+        ({"request": "a", "segments": [{"kind": CUT + KEY, "text": "Hi"}]}, "has the kind"),
+        ({"request": "a", "segments": [CUT + KEY]}, "refers to the segment"),
+        ({CUT[-30:] + KEY: 1}, "the first line has the fields"),
+    ],
+)
+def test_no_part_of_a_secret_is_shown_where_values_are_cut(
+    tmp_path: Path, trace: Path, line: dict[str, object], told: str
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(orjson.dumps(line))
+
+    error = refusal("import", log, "--redact", "-o", trace)
+
+    assert told in error.message or told in str(error.hint)
+    assert "[KEY-" in str(error)
+    assert not shows_part_of_key(f"{error.message} {error.hint}")
+    assert shows_part_of_key(refusal("import", log, "-o", trace).message)
+
+
+def test_no_part_of_a_secret_is_shown_of_what_is_left_out(log: Path, trace: Path) -> None:
+    bad = {"messages": [{"role": "user", "content": [{"type": CUT + KEY}]}]}
+    log.write_bytes(log.read_bytes() + orjson.dumps(bad))
+
+    result = run("import", log, "--redact", "-o", trace)
+
+    assert "left out 1: " in result.stderr
+    assert not shows_part_of_key(result.stderr)
+    assert not shows_part_of_key(trace.read_text())

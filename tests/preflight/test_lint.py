@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Sequence
+from random import Random
+from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -12,11 +14,14 @@ from hypothesis import strategies as st
 from inspections import Characters, chat, inspected, request
 
 from kvaudit.errors import TraceError
+from kvaudit.preflight import inside as inside_lint
 from kvaudit.preflight.common import common_end, common_start
 from kvaudit.preflight.context import border
 from kvaudit.preflight.findings import MOST_GROUPS, Finding, Findings, Place
 from kvaudit.preflight.inspection import Inspection
+from kvaudit.preflight.pieces import PieceReader
 from kvaudit.preflight.variants import canonical
+from kvaudit.prompts import Prompts
 from kvaudit.records import Request
 
 LONG = "the rules are long enough to matter. "
@@ -140,6 +145,70 @@ def test_a_conversation_that_grows_is_not_volatile() -> None:
     assert not found(inspected(trace), "volatile")
 
 
+def inside(*middles: str) -> list[Request]:
+    """One long message a request, in which `middle` changes."""
+    return [request(f"r{n}", f"q:Read this. {middle} {LONG} Answer briefly.") for n, middle in enumerate(middles)]
+
+
+def test_another_document_in_a_message_is_no_volatile_text() -> None:
+    documents = [f"Document {n}: {word * 12}" for n, word in enumerate(("river ", "stone ", "market "))]
+    orders = [" ".join((documents[a], documents[b])) for a, b in ((0, 1), (1, 2), (2, 0))]
+
+    assert not found(inspected(inside(*orders)), "volatile")
+    assert not found(inspected(inside(*documents)), "volatile")
+
+
+def test_another_document_in_the_place_of_one_is_no_volatile_text() -> None:
+    trace = [request(f"r{n}", f"d:{word * 12}", f"d:{LONG}", "q:x") for n, word in enumerate(("river ", "stone "))]
+
+    assert not found(inspected(trace), "volatile")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "At 2026-11-30T12:01:0{n}Z the session 0f8fad5b-d9cb-469f-a165-7086728950{n}e went on with request {n}7.",
+        "It is {day}, and nobody would have thought of it, save for number {n}.",
+    ],
+)
+def test_several_values_far_apart_are_volatile(written: str) -> None:
+    texts = [written.format(n=n, day=day) for n, day in enumerate(("Monday", "Tuesday"))]
+
+    assert only(inspected(inside(*texts)), "volatile").place.request_id == "r1"
+
+
+def test_a_word_that_changes_is_volatile_and_a_sentence_is_not() -> None:
+    assert only(inspected(inside("For Ann.", "For Bob.")), "volatile").what.startswith("text in the query")
+    assert not found(inspected(inside("For the one who asks.", "To whom it may concern.")), "volatile")
+
+
+def test_of_a_long_value_only_the_beginning_is_shown() -> None:
+    tokens = [f"{letter * 40}1{letter * 9}" for letter in "xy"]
+
+    what = only(inspected(inside(*tokens)), "volatile").what
+    assert what.endswith(" changed ('xxxxxxxx'... of 50 characters to 'yyyyyyyy'... of 50 characters)")
+
+
+def test_words_without_end_take_no_time() -> None:
+    trace = [request(f"r{n}", f"i:{'.' * 200_000}{letter * 40}{'.' * 200_000} {LONG}") for n, letter in enumerate("xy")]
+    began = perf_counter()
+
+    inspected(trace)
+    assert perf_counter() - began < 10
+
+
+def test_rows_of_numbers_are_no_volatile_text() -> None:
+    tables = ["".join(f"{n + k},{n * k},{k * 7}\n" for k in range(9)) for n in range(2)]
+
+    assert not found(inspected(inside(*tables)), "volatile")
+
+
+def test_what_stays_is_not_counted_twice() -> None:
+    trace = [request(f"r{n}", f"i:{'a' * (30 + n)}", "q:x") for n in range(2)]
+
+    assert not found(inspected(trace), "volatile")
+
+
 def test_prompts_are_compared_within_their_session() -> None:
     one, two = stamped("Request {n}", 2)
     other = request("r5", f"i:Another agent. {LONG}", "d:a document that stays here", "q:5", session="b")
@@ -150,6 +219,70 @@ def test_prompts_are_compared_within_their_session() -> None:
 
 def _written(built: Request) -> list[str]:
     return [f"{part.kind[0]}:{part.text}" for part in built.segments]
+
+
+# Texts that recur inside messages
+
+DRAWN = Random(3)
+TEXTS = ["".join(DRAWN.choices("bcdefgijklmopqrsuvwxyz ", k=200)) for _ in range(6)]
+
+
+def holding(*orders: Sequence[int], kind: str = "q") -> list[Request]:
+    return [
+        request(f"r{n}", f"{kind}:Read {' '.join(TEXTS[at] for at in order)} Why {n}?")
+        for n, order in enumerate(orders)
+    ]
+
+
+def test_texts_that_recur_inside_messages_at_other_places_are_found() -> None:
+    inspection = inspected(holding((0, 1), (2, 0), (1, 3), (4, 5)))
+
+    finding = only(inspection, "recurs-inside")
+    assert (place(finding), finding.occurrences) == (("r1", 1), 2)
+    assert 0.75 * 400 < finding.tokens <= 400
+    assert finding.what.endswith(" tokens or more of this query stood inside an earlier one, at another place")
+    assert finding.rule.cuts
+
+
+def test_what_recurs_at_its_place_or_as_a_whole_is_not_found() -> None:
+    same_place = holding((0, 1), (0, 2), (0, 3))
+    whole = [request(f"r{n}", *(f"d:{TEXTS[at]}" for at in (n, n + 1)), "q:x") for n in range(4)]
+
+    assert not found(inspected(same_place), "recurs-inside")
+    assert not found(inspected(whole), "recurs-inside")
+
+
+def test_a_text_that_recurs_within_one_message_only_is_not_found() -> None:
+    assert not found(inspected(holding((0, 0, 0))), "recurs-inside")
+
+
+def test_a_short_text_that_recurs_is_not_worth_a_word() -> None:
+    short, first, second = TEXTS[5][:45], "".join(TEXTS[:3]), "".join(TEXTS[3:5])
+
+    assert not found(
+        inspected([request("r0", f"d:{short}{first}"), request("r1", f"d:{second}{short}")]), "recurs-inside"
+    )
+
+
+def test_separators_and_glue_are_not_looked_at() -> None:
+    assert not found(inspected(holding((0, 1), (1, 0), kind="s")), "recurs-inside")
+
+
+def test_memory_of_what_was_read_is_bounded_and_still_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    remembered = 200
+    monkeypatch.setattr(inside_lint, "MOST_REMEMBERED", remembered)
+    findings = Findings()
+    lint = inside_lint.InsideLint(findings)
+    reader = PieceReader(Prompts(Characters()), has_leading_ids=False)
+    new = ["".join(DRAWN.choices("bcdefgijklmopqrsuvwxyz ", k=500)) for _ in range(30)]
+    for n, text in enumerate([*new, *(f"Again {text}" for text in new)]):
+        asked = request(f"r{n}", f"d:{text}")
+        lint.add(asked, reader.request(asked))
+        assert len(lint._first_places) <= remembered
+    lint.finish(60 * 500)
+
+    (finding,) = findings.ranked()
+    assert 0.05 * 60 * 500 <= finding.tokens <= 30 * 500
 
 
 # Forms
@@ -240,6 +373,17 @@ def test_reuse_behind_a_miss_only_is_told() -> None:
     assert only(inspection, "nothing-before-a-miss").tokens == 2 * 5
     assert not inspection.has_errors
     assert not found(inspected([request(f"r{n}", "i:0", "d:stays", "q:x") for n in range(3)]), "nothing-before-a-miss")
+
+
+def test_chats_that_are_reused_are_told_what_the_default_preset_does_to_them() -> None:
+    again = [chat("r0", "u:Hello"), chat("r1", "u:Hello", "a:Hi", "u:Go on")]
+
+    finding = only(inspected(again), "chat-preset")
+    characters = "<user>\n<assistant>" + "<user>\n<assistant>\n<user>\n<assistant>"
+    assert finding.tokens == len(Characters().encode(characters))
+    assert finding.what.startswith("2 of 2 requests are chats")
+    assert not found(inspected([request("r0", "d:a", "q:x"), request("r1", "d:a", "q:y")]), "chat-preset")
+    assert not found(inspected([chat("r0", "u:Hello"), chat("r1", "u:Goodbye")]), "chat-preset")
 
 
 # Templates

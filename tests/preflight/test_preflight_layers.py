@@ -6,7 +6,7 @@ import pytest
 from test_layers import INPUT_OUTPUT, MODULES, imports, ours
 
 SHOWN = {"preflight.page", "preflight.table"}
-BELOW = {"records", "errors", "prompts", "engines"}
+BELOW = {"records", "errors", "prompts", "engines", "segmenting.grams", "segmenting.recurring"}
 PURE = sorted(name for name in MODULES if name.startswith("preflight.") and name not in SHOWN)
 
 

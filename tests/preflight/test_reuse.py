@@ -102,7 +102,7 @@ def test_totals_are_sums_over_requests() -> None:
     assert totals.prefilled[0.15, "any"] == sum(prefilled(r.prompt_tokens, r.chunk_reused_any, 0.15) for r in each)
     assert dict(found.kinds) == {"instruction": 4, "document": 12, "query": 4}
     assert found.kind_tokens["document"] == 12 * 6
-    assert found.distinct_segments == 1 + 6 + 1
+    assert found.distinct_chunks == 1 + 6 + 1
     broken = totals.breaks["document", "differs"]
     assert (broken.requests, broken.tokens) == (3, sum(row.chunk_reused_any - 10 for row in each[1:]))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redaction.sensitive_values import KEYS, detectors, long_token
 
-from kvaudit.redaction.borders import REACH
+from kvaudit.redaction.borders import REACH, Piece, stretch_digest
 from kvaudit.redaction.findings import MOST_EXAMPLES, Finding
 from kvaudit.redaction.scans import LineScan, Scan, TraceScan
 from kvaudit.redaction.strings import masked, masked_name, strings_of
@@ -75,6 +75,29 @@ def test_messages_of_a_chat_do_not_touch_and_parts_of_one_do() -> None:
     lines = cut_trace(key, 20, chat=True)
     assert found(*lines).keys() == {"key"}
     assert found(*[{**line, "role": "user"} if "segment" in line else line for line in lines]) == {}
+
+
+def test_a_text_that_is_another_segments_id_is_not_taken_for_it() -> None:
+    key = KEYS["Anthropic key"]
+    beginning, end = segment("a" * 16, key[:15]), segment("b" * 16, key[15:])
+    same_name = {"kind": "document", "text": "a" * 16}
+
+    finding = found(
+        beginning,
+        end,
+        {"request": "r1", "segments": [same_name, "b" * 16]},
+        {"request": "r2", "segments": ["a" * 16, "b" * 16]},
+    )["key"]
+    assert places(finding) == ["request 'r2', segments 1 to 2"]
+
+
+def test_stretches_are_told_apart_by_their_texts_and_where_they_begin() -> None:
+    one, other = [Piece(0, 0, "a"), Piece(1, 0, "b")], [Piece(0, 0, "a"), Piece(1, 7, "b")]
+    digests = [stretch_digest(one, ["x", "y"]), stretch_digest(one, ["x", "z"]), stretch_digest(other, ["x", "y"])]
+    digests += [stretch_digest(one, ["x', 0), ('x", "y"])]
+
+    assert len(set(digests)) == 4
+    assert stretch_digest(one, ["\ud800", "y"]) == stretch_digest(list(one), ["\ud800", "y"])
 
 
 def test_everything_else_of_a_trace_is_looked_at_too() -> None:

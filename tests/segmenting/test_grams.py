@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_runs import slow_runs
 
-from kvaudit.segmenting.grams import _gram_hashes, recurring_runs
+from kvaudit.segmenting.grams import gram_hashes, recurring_runs
 
 UNHURRIED = settings(deadline=None)
 
@@ -84,7 +84,7 @@ def test_a_period_is_no_run() -> None:
 @pytest.mark.parametrize("gram", [2, 3, 5, 8, 21, 32])
 def test_equal_grams_and_no_others_have_equal_hashes(gram: int) -> None:
     ids = np.random.default_rng(0).integers(0, 2, 3000).astype(np.int32)
-    hashes = _gram_hashes(ids, gram).tolist()
+    hashes = gram_hashes(ids, gram).tolist()
     grams = [tuple(ids[at : at + gram].tolist()) for at in range(ids.size - gram + 1)]
 
     assert len(hashes) == len(grams)

@@ -67,10 +67,47 @@ def test_what_stands_for_token_ids_is_not_joined() -> None:
 
 
 def test_parts_stay_as_they_were_read() -> None:
-    request = chat("r0", "m/u:Read", "m:one", "t/t:two", "t:three")
+    request = chat("r0", "i/y:Help", "i:well", "m/a:Look", "s:\n", "m:{}", "t/t:two", "t:three")
 
     assert segmented([request], "part").requests == [request]
-    assert cut(request, "tool-result") == ["m/u:Readone", "t/t:two", "t:three"]
+    assert cut(request, "tool-result") == ["i/y:Helpwell", "m/a:Look\n{}", "t/t:two", "t:three"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["q/u:one", "s:\n", "q:two", "q:Why?"], ["d/u:one", "s:\n", "d:two", "q:Why?"]),
+        (["m/u:one", "m:Why?", "s:\n"], ["d/u:one", "m:Why?", "s:\n"]),
+        (["q/u:Why?"], ["q/u:Why?"]),
+        (["q/u:Read ", "d:one", "q:Why?"], ["q/u:Read ", "d:one", "q:Why?"]),
+        (["d/u:one", "d:two"], ["d/u:one", "d:two"]),
+    ],
+)
+def test_of_what_a_user_sends_in_parts_the_last_asks_and_the_others_are_documents(
+    before: list[str], after: list[str]
+) -> None:
+    assert cut(chat("r0", *before), "part") == after
+
+
+def test_a_document_in_a_part_is_the_same_segment_in_later_turns() -> None:
+    first, second = chat("r0", "q/u:one", "q:Why?"), chat("r1", "m/u:one", "m:Why?", "m/a:So.", "q/u:And?")
+    done = segmented([first, second], "part").requests
+
+    assert done[0].segments[0] is done[1].segments[0]
+
+
+def test_parts_and_results_are_held_against_whole_messages() -> None:
+    requests = [chat("r0", "q/u:one", "q:Why?", "t/t:a", "t:b"), chat("r1", "q/u:Why?")]
+
+    (by_part,), (by_result,), (none,) = (
+        segmented(given, strategy).steps
+        for given, strategy in ((requests, "part"), (requests, "tool-result"), (requests[1:], "part"))
+    )
+    assert by_part.sentence() == "part: 1 of 2 requests is cut otherwise than by message, 3 segments became 5"
+    assert by_result.sentence() == (
+        "tool-result: 1 of 2 requests is cut otherwise than by message, 3 segments became 4"
+    )
+    assert none.sentence() == "part: no message has several parts; no request is cut otherwise than by message"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +241,31 @@ def test_preludes_are_cut_too_and_what_stays_is_the_same_object() -> None:
     assert step.sentence() == "separator:#: 1 of 2 requests is cut otherwise than before, 4 segments became 6"
 
 
-def test_a_strategy_with_nothing_to_do_says_so() -> None:
-    (step,) = segmented([chat("r0", "q/u:Why?")], "json").steps
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        ("json", "no JSON list of two or more objects, lists or strings was found"),
+        ("pattern:<d>", "the pattern matches nothing"),
+        ("separator:##", "the text stands nowhere"),
+    ],
+)
+def test_a_strategy_that_finds_nothing_says_so_and_where_it_looked(strategy: str, why: str) -> None:
+    ids = make_segment("document", "", token_ids=(1, 2))
+    requests = [chat("r0", "i/y:Help", "q/u:Why?"), chat("r1", "i/y:Help", "q/u:So?"), Request("r2", 2, (ids,))]
 
-    assert step.sentence() == "json: no request is cut otherwise than before"
+    (step,) = segmented(requests, strategy).steps
+
+    where = "3 distinct texts looked at, 1 with token ids left out (instruction 1, query 2; 11 characters)"
+    assert step.sentence() == f"{strategy}: {why}; {where}; no request is cut otherwise than before"
+
+
+def test_what_is_found_and_is_a_document_already_is_not_called_missing() -> None:
+    (step,) = segmented([chat("r0", "d/u:<d>a</d>")], "pattern:<d>.*</d>").steps
+
+    assert step.sentence() == "pattern:<d>.*</d>: no request is cut otherwise than before"
+
+
+def test_no_text_to_look_at_is_said_too() -> None:
+    (step,) = segmented([Request("r0", 0, (make_segment("document", "", token_ids=(1, 2)),))], "json").steps
+
+    assert "; 0 distinct texts looked at, 1 with token ids left out; " in step.sentence()

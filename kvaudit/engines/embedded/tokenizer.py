@@ -30,10 +30,15 @@ class ModelTokenizer:
     def __init__(
         self, tokenizer: Any, leading_ids: tuple[int, ...] | None = None, end_ids: frozenset[int] | None = None
     ) -> None:
-        """`leading_ids` and `end_ids` where a file gives them; otherwise the tokenizer's own."""
+        """`leading_ids` and `end_ids` where a file gives them; otherwise the tokenizer's own.
+
+        Turns truncation and padding off in `tokenizer`, as some files ask for them: a prompt is never cut or filled.
+        """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UsageError(f"tokenizer {type(tokenizer).__name__} is not supported", "a tokenizer.json is needed")
+        backend.no_truncation()
+        backend.no_padding()
         self._tokenizer = tokenizer
         self._template = _same_every_day(tokenizer.get_chat_template()) if tokenizer.chat_template else None
         template = orjson.dumps(tokenizer.chat_template, option=orjson.OPT_SORT_KEYS)

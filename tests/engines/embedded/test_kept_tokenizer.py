@@ -84,6 +84,29 @@ def test_special_tokens_of_the_model_alone_are_looked_at_before_it_is_kept(tmp_p
     assert not files_in(cache)
 
 
+def test_one_that_would_cut_and_fill_texts_is_kept_and_does_neither(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cutting = tmp_path / "whole", tmp_path / "cutting"
+    plain, name, text = open_tokenizer(model(whole)).tokenizer, model(cutting), "the hand " * 40
+    asked = orjson.loads((cutting / "tokenizer.json").read_bytes())
+    asked["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    asked["padding"] = {"strategy": {"Fixed": 900}, "direction": "Right", "pad_to_multiple_of": None}
+    asked["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<s>"}
+    (cutting / "tokenizer.json").write_bytes(orjson.dumps(asked))
+
+    first, kept = open_tokenizer(name).tokenizer, again(name, monkeypatch).tokenizer
+
+    assert len(files_in(cache)) == 2
+    for tokenizer in (first, kept):
+        assert tokenizer.digest == plain.digest
+        assert tokenizer.encode(text) == plain.encode(text)
+        assert tokenizer.offsets(text) == plain.offsets(text)
+        assert tokenizer.leading_ids == plain.leading_ids
+        assert tokenizer.chat([("user", text)]) == plain.chat([("user", text)])
+        assert tokenizer.encode(text) == plain.encode(text)
+
+
 def test_another_chat_template_beside_the_first_is_another_tokenizer(tmp_path: Path) -> None:
     name = model(tmp_path)
     before = tokenizer_key(resolve_model(name))
