@@ -40,13 +40,10 @@ class Plan:
 
     @property
     def arms(self) -> tuple[Arm, ...]:
-        """Full prefill twice; then, policy by policy, every order and the two controls."""
+        """Full prefill twice; then, policy by policy, every order and the controls."""
         chronological = self.orders[0]
-        arms = [Arm(FULL_PREFILL, chronological, "none"), Arm(FULL_PREFILL, chronological, "repeat")]
-        for policy in self.policies:
-            arms += [Arm(policy, order, "none") for order in self.orders]
-            arms += [Arm(policy, chronological, "reset"), Arm(policy, chronological, "repeat")]
-        return tuple(arms)
+        reference = (Arm(FULL_PREFILL, chronological, "none"), Arm(FULL_PREFILL, chronological, "repeat"))
+        return reference + tuple(arm for spec in self.specs for arm in policy_arms(spec, self.orders))
 
     def as_data(self) -> dict[str, Any]:
         """Everything that answers depend on beside the trace, JSON-ready."""
@@ -57,6 +54,16 @@ class Plan:
             "policy_sources": self.policy_sources,
             "orders": len(self.orders),
         }
+
+
+def policy_arms(spec: PolicySpec, orders: Sequence[Order]) -> tuple[Arm, ...]:
+    """A policy's arms: every order; the reset and the repeat control; for a policy that ranks by signals the rounding
+    control, of the chronological order and of the one after it, which is the reversed one."""
+    arms = [Arm(spec.name, order, "none") for order in orders]
+    arms += [Arm(spec.name, orders[0], "reset"), Arm(spec.name, orders[0], "repeat")]
+    if spec.make().needs:
+        arms += [Arm(spec.name, order, "rounding") for order in orders[:2]]
+    return tuple(arms)
 
 
 def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Sequence[str], orders: int) -> Plan:

@@ -5,13 +5,10 @@ A family member is one line in a table here; from outside, one entry point in `k
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -226,6 +223,11 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 "openai-responses", "kvaudit.traces.openai_responses:read", "OpenAI Responses requests, chains resolved"
             ),
             Plugin("anthropic", "kvaudit.traces.anthropic:read", "Anthropic Messages requests and message batches"),
+            Plugin(
+                "request-response",
+                "kvaudit.traces.request_response:read",
+                '{"request": ..., "response": ...} lines of these APIs',
+            ),
             Plugin("litellm", "kvaudit.traces.litellm:read", "LiteLLM's standard log"),
             Plugin("otel", "kvaudit.traces.otel:read", "OpenTelemetry GenAI spans, OTLP JSON or a span a line"),
             Plugin("langfuse", "kvaudit.traces.langfuse:read", "Langfuse observations, JSON or Parquet"),
@@ -318,15 +320,6 @@ def load(family: str, name: str) -> Any:
             f"{_singular(family)} {name!r} ({plugin.target}) cannot be loaded: {error}",
             "install what it needs or take it out",
         ) from error
-
-
-def source_digest(loaded: Any) -> str | None:
-    """SHA-256 of the file in which a class or function was written; None where there is no such file to read."""
-    try:
-        file = inspect.getsourcefile(loaded)
-        return None if file is None else sha256(Path(file).read_bytes()).hexdigest()
-    except (TypeError, OSError):
-        return None
 
 
 def _singular(family: str) -> str:

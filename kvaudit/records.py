@@ -10,8 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Control = Literal["none", "reset", "repeat"]
-"""`none`: history is kept. `reset`: the cache is emptied before each request. `repeat`: once more from empty."""
+Control = Literal["none", "reset", "repeat", "rounding"]
+"""`none`: history is kept. `reset`: the cache is emptied before each request. `repeat`: once more from empty.
+`rounding`: the same with signals that are rounded otherwise (`kvaudit.policies.rounding`)."""
+
+REPRODUCTIONS: frozenset[Control] = frozenset({"repeat", "rounding"})
+"""Controls that run an order again: held against that order, and no figure of their own otherwise."""
 
 Part = Literal["prelude", "request"]
 
@@ -271,6 +275,11 @@ def message_spans(segments: Sequence[Segment]) -> list[tuple[int, int]]:
     """The messages of a chat's prompt as half-open ranges of its segments, whose texts joined are their contents."""
     starts = [index for index, segment in enumerate(segments) if segment.role is not None or not index]
     return list(zip(starts, [*starts[1:], len(segments)], strict=True))
+
+
+def spoken_spans(segments: Sequence[Segment], chat: bool) -> list[tuple[int, int]]:
+    """Ranges of a prompt's segments that follow each other with nothing in between: the messages of a chat, or all."""
+    return message_spans(segments) if chat else [(0, len(segments))]
 
 
 def messages_of(segments: Sequence[Segment]) -> list[tuple[str, str]]:

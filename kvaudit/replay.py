@@ -13,6 +13,7 @@ from kvaudit.engines import Engine
 from kvaudit.errors import EngineError, KvauditError, PolicyError, UsageError
 from kvaudit.plan import Plan
 from kvaudit.policies import Policy
+from kvaudit.policies.rounding import Watched, is_watched, watched
 from kvaudit.prompts import Prompts
 from kvaudit.records import FULL_PREFILL, Arm, CacheState, Reference, Request, Sampling, Trace
 from kvaudit.rows import (
@@ -139,7 +140,7 @@ class _Replayer:
         return self.store.references()
 
     def run(self, arm: Arm, engine: Engine) -> None:
-        policy: Policy | None = self.plan.spec(arm.policy).make() if arm.policy != FULL_PREFILL else None
+        policy = self._policy(arm)
         is_reference = policy is None and arm.control == "none"
         with self.store.arm(arm) as parts:
             for position, ordinal in enumerate(arm.order.permutation):
@@ -156,6 +157,13 @@ class _Replayer:
                     parts.add("references", [reference_row(request.request_id, answered)])
                 self.progress.served()
 
+    def _policy(self, arm: Arm) -> Policy | None:
+        if arm.policy == FULL_PREFILL:
+            return None
+        policy = self.plan.spec(arm.policy).make()
+        follow = arm.control == "rounding"
+        return watched(policy, follow=follow) if is_watched(policy, follow=follow) else policy
+
     def _exchange(
         self,
         engine: Engine,
@@ -166,11 +174,18 @@ class _Replayer:
     ) -> Exchange:
         """A prelude is only served where a cache can remember it: full prefill neither reads nor writes one."""
         request_id = request.request_id
+        decided_before = policy.decided if isinstance(policy, Watched) else 0
         prelude = () if policy is None else self.prompts.prelude(request)
         before = tuple(engine.serve(request_id, "prelude", prompt, Sampling(0), policy) for prompt in prelude)
         prompt, sampling = self.prompts.request(request), Sampling(request.max_tokens, request.stop)
         served = engine.serve(request_id, "request", prompt, sampling, policy, reference)
-        return Exchange(request_id, before, served, None if state is None else state.entries)
+        return Exchange(
+            request_id,
+            before,
+            served,
+            cache_entries_before=None if state is None else state.entries,
+            rounding_tokens=policy.decided - decided_before if isinstance(policy, Watched) else None,
+        )
 
 
 def _record_details(parts: PartFiles, arm: Arm, exchange: Exchange) -> None:

@@ -15,13 +15,15 @@ Row = dict[str, Any]
 class Exchange:
     """What serving one request and, before it, the prompts of its prelude brought.
 
-    `cache_entries_before` is None where nobody looked.
+    `cache_entries_before` is None where nobody looked. `rounding_tokens`: of the tokens that were recomputed, the
+    prelude's among them, how many rounding chose; None where nobody looked.
     """
 
     request_id: str
     prelude: tuple[Served, ...]
     served: Served
     cache_entries_before: int | None
+    rounding_tokens: int | None = None
 
     @property
     def parts(self) -> tuple[tuple[Part, Served], ...]:
@@ -79,6 +81,7 @@ def observation_row(
         "reference_logprob": served.reference_logprob,
         "first_difference": None if reference_answer is None else first_difference(served.answer_ids, reference_answer),
         "margin": served.margin,
+        "rounding_tokens": exchange.rounding_tokens,
     }
 
 

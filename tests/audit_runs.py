@@ -122,6 +122,11 @@ def arm_lines(policy: str, orders: Mapping[str, str], reset: str, repeat: str) -
     return "\n".join([*lines, f"{policy} chronological reset : {reset}", f"{policy} chronological repeat : {repeat}"])
 
 
+def rounded(*touched: str) -> Columns:
+    """Columns of a policy that ranks by signals: in these arms rounding decided a selection of every request."""
+    return lambda planned, index: {"rounding_tokens": 2 if planned.arm_id in touched else 0}
+
+
 def full_prefill(words: str, again: str | None = None) -> str:
     again = words if again is None else again
     return f"full-prefill chronological : {words}\nfull-prefill chronological repeat : {again}\n"

@@ -1,4 +1,4 @@
-"""Selection contexts in a mini-language: "i3 d4 s1 d4- q2" is an instruction of 3 tokens, a document of 4, ..."""
+"""Selection contexts with given signals, in the mini-language of `kvaudit.policies.synthetic`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from kvaudit.policies import (
     Written,
     WrittenAttention,
 )
-
-KINDS = {
-    "i": "instruction",
-    "d": "document",
-    "m": "message",
-    "t": "tool-result",
-    "q": "query",
-    "s": "separator",
-    "g": "glue",
-}
+from kvaudit.policies.synthetic import pieces
 
 
 @dataclass(frozen=True)
@@ -132,16 +123,12 @@ def context_of(
 
     `deviation` holds one value per reusable token; `signals` are the other fields of `FixedSignals`.
     """
-    segments, positions, start, holes = [], [], 0, set(holes)
-    for word in layout.split():
-        end = start + int(word[1:].rstrip("-"))
-        hit = not word.endswith("-")
-        from_cache = hit and word[0] not in "sg"
+    segments, positions, holes = [], [], set(holes)
+    for index, piece in enumerate(pieces(layout)):
         over = tuple(segment.content_id for segment in segments)
-        written = Written("request-0", "request", len(segments), start, "then", "now", over) if from_cache else None
-        segments.append(SegmentView(KINDS[word[0]], word, start, end, from_cache, written))
-        positions += [position for position in range(start, end) if hit and position not in holes]
-        start = end
+        written = Written("request-0", "request", index, piece.start, "then", "now", over) if piece.is_hit else None
+        segments.append(SegmentView(piece.kind, piece.word, piece.start, piece.end, piece.is_hit, written))
+        positions += _without(range(piece.start, piece.end), holes) if piece.is_reusable else ()
     values = np.array(deviation, dtype=np.float32)
     assert len(values) == len(positions), f"{layout} has {len(positions)} reusable tokens, not {len(values)}"
     return SelectionContext(
@@ -151,12 +138,16 @@ def context_of(
         layers=2,
         k=k,
         positions=np.array(positions, dtype=np.int64),
-        token_ids=np.arange(start),
+        token_ids=np.arange(segments[-1].end),
         segments=segments,
         rng=np.random.default_rng(seed),
         needs=needs,
         signals=FixedSignals(values, **signals),  # type: ignore[arg-type]
     )
+
+
+def _without(positions: Iterable[int], holes: set[int]) -> list[int]:
+    return [position for position in positions if position not in holes]
 
 
 def for_policy(policy: Policy, context: SelectionContext) -> SelectionContext:
@@ -180,10 +171,7 @@ def contexts(draw: st.DrawFn, values: st.SearchStrategy[float] = EXACT) -> Selec
         ).filter(lambda drawn: any(not missed for *_, missed in drawn))
     )
     layout = " ".join(f"{kind}{length}{missed}" for kind, length, missed in words)
-    reusable, start = [], 0
-    for _, length, missed in words:
-        reusable += [] if missed else range(start, start + length)
-        start += length
+    reusable = [position for piece in pieces(layout) if piece.is_reusable for position in range(piece.start, piece.end)]
     holes = draw(st.sets(st.sampled_from(reusable), max_size=len(reusable) - 1))
     count = len(reusable) - len(holes)
     deviation = draw(st.lists(values, min_size=count, max_size=count))

@@ -210,3 +210,22 @@ class SlowSignals:
     def _shape(self, cache: Mixed) -> tuple[int, int, int, int]:
         layers, heads, tokens, dim = cache.keys.shape
         return layers, heads, tokens, dim
+
+
+def looked_at(
+    model: SlowModel, layer: int, prompt: Prompt, index: int, cache: Mixed, hidden: Hidden
+) -> SlowAttention | None:
+    """A chunk's attention at a layer, each token over those up to itself; None where one of its tokens was not computed
+    there."""
+    segment = prompt.segments[index]
+    outside, inside, over = [], 0.0, {before.content_id: 0.0 for before in prompt.segments[:index]}
+    for position in range(segment.start, segment.end):
+        if position not in hidden:
+            return None
+        heads = model.attention(layer, hidden[position], position, cache, range(position + 1))
+        weights = heads.mean(0).tolist()
+        outside.append(sum(weights[: segment.start]))
+        inside += sum(weights[segment.start :])
+        for before in prompt.segments[:index]:
+            over[before.content_id] += sum(weights[before.start : before.end])
+    return SlowAttention(outside, over, inside)

@@ -7,86 +7,20 @@ It takes the weights and the rotary module of a transformers model and nothing o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from slow_blend import Hidden, SlowAttention, SlowPass, SlowSignals, extend
+from slow_blend import Hidden, SlowAttention, SlowPass, SlowSignals, extend, looked_at
 from slow_model import Mixed, SlowModel
 from slow_prefix import Kept, longest_prefix
+from slow_store import Key, SlowEntry, SlowStore
 from slow_versions import overlap, weights_then
 
 from kvaudit.engines import PREFIX_LOOKUPS, Switches
 from kvaudit.policies import BudgetContext, Policy, SegmentView, SelectionContext, checked_selection
 from kvaudit.records import GAP_KINDS, Part, Prompt, PromptSegment
-
-FLOAT32_BYTES = 4
-Key = tuple[tuple[int, ...], tuple[int, ...] | None]
-
-
-@dataclass(eq=False)
-class SlowEntry:
-    """A stored chunk. keys (before rotation), values: float64 [L, G, len, D]; `context`: the ids before it; `over`,
-    `tokens_over`: the chunks before it and their lengths; `places`: the positions to which keys were turned, [L, len].
-    """
-
-    token_ids: tuple[int, ...]
-    keys: torch.Tensor
-    values: torch.Tensor
-    position: int
-    writer_request_id: str
-    writer_part: Part
-    context: tuple[int, ...]
-    computed_over: tuple[SlowEntry, ...]
-    content_id: str
-    over: tuple[str, ...] = ()
-    attention: SlowAttention | None = None
-    tokens_over: tuple[int, ...] = ()
-    places: torch.Tensor | None = None
-    write_ordinal: int = -1
-
-    @property
-    def size_bytes(self) -> int:
-        return (self.keys.numel() + self.values.numel()) * FLOAT32_BYTES
-
-    @property
-    def ordinals_over(self) -> tuple[int, ...]:
-        return tuple(entry.write_ordinal for entry in self.computed_over)
-
-
-@dataclass
-class SlowStore:
-    """`entries` from the least to the most recently used; `written` and `evicted` are all of them so far."""
-
-    capacity_bytes: int | None
-    versions: int | None = None
-    entries: dict[Key, SlowEntry] = field(default_factory=dict)
-    written: list[SlowEntry] = field(default_factory=list)
-    evicted: list[SlowEntry] = field(default_factory=list)
-
-    def find(self, key: Key) -> SlowEntry | None:
-        if key not in self.entries:
-            return None
-        self.entries[key] = self.entries.pop(key)
-        return self.entries[key]
-
-    def write(self, key: Key, entry: SlowEntry) -> None:
-        if self.capacity_bytes is not None and entry.size_bytes > self.capacity_bytes:
-            return
-        self.entries.pop(key, None)
-        entry.write_ordinal = len(self.written)
-        self.written.append(entry)
-        self.entries[key] = entry
-        same = [other for other in self.entries if other[0] == key[0]]
-        if self.versions is not None and len(same) > self.versions:
-            self.evicted.append(self.entries.pop(same[0]))
-        while self.capacity_bytes is not None and self.size_bytes > self.capacity_bytes:
-            self.evicted.append(self.entries.pop(next(iter(self.entries))))
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self.entries.values())
 
 
 @dataclass(frozen=True)
@@ -377,7 +311,9 @@ class SlowEngine:
         saving: Hidden | None,
     ) -> SlowEntry:
         segment, loaded = prompt.segments[index], usable[index]
-        saved = None if saving is None else self._looked_at(prompt, index, cache, saving)
+        saved = (
+            None if saving is None else looked_at(self.model, self.switches.check_layer, prompt, index, cache, saving)
+        )
         return SlowEntry(
             prompt.token_ids[segment.start : segment.end],
             cache.keys[:, :, segment.start : segment.end].clone(),
@@ -392,22 +328,6 @@ class SlowEngine:
             tuple(before.end - before.start for before in prompt.segments[:index] if before.kind not in GAP_KINDS),
             cache.places[:, segment.start : segment.end].clone(),
         )
-
-    def _looked_at(self, prompt: Prompt, index: int, cache: Mixed, hidden: Hidden) -> SlowAttention | None:
-        """The chunk's attention at the check layer, each token over those up to itself; None where one of its tokens
-        was not computed there."""
-        segment, layer = prompt.segments[index], self.switches.check_layer
-        outside, inside, over = [], 0.0, {before.content_id: 0.0 for before in prompt.segments[:index]}
-        for position in range(segment.start, segment.end):
-            if position not in hidden:
-                return None
-            heads = self.model.attention(layer, hidden[position], position, cache, range(position + 1))
-            weights = heads.mean(0).tolist()
-            outside.append(sum(weights[: segment.start]))
-            inside += sum(weights[segment.start :])
-            for before in prompt.segments[:index]:
-                over[before.content_id] += sum(weights[before.start : before.end])
-        return SlowAttention(outside, over, inside)
 
     def _key(self, prompt: Prompt, segment: PromptSegment) -> Key:
         by_context = self.switches.write_back in ("versioned", "versions")

@@ -1,16 +1,12 @@
-import functools
-import importlib.util
 from dataclasses import replace
-from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
 from kvaudit.engines import EngineSettings, Switches
 from kvaudit.errors import UsageError
 from kvaudit.plan import make_plan
-from kvaudit.plugins import source_digest
-from kvaudit.policies import bounds
+from kvaudit.policies.bounds import RecomputeAll, ReuseAll
+from kvaudit.policy_specs.sources import source_digest
 
 SETTINGS = EngineSettings()
 
@@ -36,8 +32,16 @@ def test_arms_run_full_prefill_first_then_each_policy_with_its_controls():
     ]
 
 
-def test_controls_keep_the_chronological_order():
-    controls = [arm for arm in plan().arms if arm.control != "none"]
+def test_a_policy_that_ranks_by_signals_has_rounding_controls_of_its_first_two_orders():
+    arms = plan(policies=("token-topk", "legolink")).arms
+    assert [arm.arm_id for arm in arms if arm.control == "rounding"] == [
+        "token-topk.chronological.rounding",
+        "token-topk.reversed.rounding",
+    ]
+
+
+def test_the_other_controls_keep_the_chronological_order():
+    controls = [arm for arm in plan().arms if arm.control in ("reset", "repeat")]
     assert {arm.order.permutation for arm in controls} == {tuple(range(8))}
 
 
@@ -83,34 +87,12 @@ def test_the_data_of_a_plan_holds_every_setting():
     assert data["options"] == {"fault": "none"}
     assert data["switches"]["mask"] == "bottom-right"
     assert (data["engine"], data["policies"], data["orders"], data["seed"]) == ("scripted", ["none", "all"], 3, 0)
-    bound = sha256(Path(bounds.__file__).read_bytes()).hexdigest()
-    assert data["policy_sources"] == {"none": bound, "all": bound}
+    assert data["policy_sources"] == {"none": source_digest(ReuseAll), "all": source_digest(RecomputeAll)}
 
 
 def test_parameters_make_policies_of_their_own():
     made = plan(policies=("token-runs:m=8", "token-runs", "token-runs:m=08"))
     assert made.policies == ("token-runs:m=8", "token-runs")
-    assert len(made.arms) == 2 + 2 * 5
+    assert len(made.arms) == 2 + 2 * 7
     assert {arm.policy for arm in made.arms} == {"full-prefill", "token-runs:m=8", "token-runs"}
     assert made.spec("token-runs:m=8").make().m == 8
-
-
-def written(path, source):
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_source_digest_follows_the_file_that_a_policy_was_written_in(tmp_path, monkeypatch):
-    digests = set()
-    for source in ("class Mine:\n    length = 1\n", "class Mine:\n    length = 2\n"):
-        module = written(tmp_path / "mine.py", source)
-        monkeypatch.setitem(importlib.sys.modules, "mine", module)
-        digests.add(source_digest(module.Mine))
-    assert len(digests) == 2
-    assert None not in digests
-    (tmp_path / "mine.py").unlink()
-    assert source_digest(module.Mine) is None
-    assert source_digest(functools.partial(module.Mine)) is source_digest(int) is None

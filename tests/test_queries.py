@@ -194,10 +194,15 @@ def test_history_or_own_error(ask, tables):
 
 def test_controls(ask, tables):
     found = keyed(ask("controls"), "kind", "policy")
-    assert set(found) == {("noise", "full-prefill"), ("repeat", "token-topk"), ("repeat", "document-aligned")}
-    for (_, policy), row in found.items():
-        pair = f"{policy}.chronological", f"{policy}.chronological.repeat"
-        judged = [equal for request in tables.requests if (equal := tables.equal(*pair, request)) is not None]
+    assert set(found) == {("noise", "full-prefill")} | {
+        (kind, policy) for kind in ("repeat", "rounding") for policy in ("token-topk", "document-aligned")
+    }
+    for (kind, policy), row in found.items():
+        orders = ("chronological", "reversed") if kind == "rounding" else ("chronological",)
+        control = "rounding" if kind == "rounding" else "repeat"
+        pairs = [(f"{policy}.{order}", f"{policy}.{order}.{control}") for order in orders]
+        found_equal = [tables.equal(*pair, request) for pair in pairs for request in tables.requests]
+        judged = [equal for equal in found_equal if equal is not None]
         assert (row["requests"], row["differing"]) == (len(judged), judged.count(False))
 
 

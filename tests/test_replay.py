@@ -258,7 +258,7 @@ def test_every_arm_has_a_new_policy_made_from_the_same_parameters(tmp_path, monk
     )
     run = run_scripted(tmp_path / "run", TRACE, policies=("token-runs:m=2", "token-runs"), orders=2)
     assert {arm.policy for arm in run.arms()} == {"full-prefill", "token-runs:m=2", "token-runs"}
-    assert [policy.m for policy in asked.values()] == [2] * 3 + [TokenRuns().m] * 3, "reset arms reuse nothing"
+    assert [policy.m for policy in asked.values()] == [2] * 5 + [TokenRuns().m] * 5, "reset arms reuse nothing"
 
 
 def test_the_first_engine_is_gone_before_the_second_opens(tmp_path):

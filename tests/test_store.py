@@ -23,7 +23,7 @@ from kvaudit.store import layout, manifest, new_manifest, open_folder, open_run,
 from kvaudit.store.manifest import settings_digest
 
 TRACE = rolling_trace(6, window=3, prelude=True)
-ARMS = 2 + 2 * (3 + 2)
+ARMS = 2 + 2 * (3 + 2) + 2
 
 
 @pytest.fixture(scope="module")

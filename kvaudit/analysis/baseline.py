@@ -20,6 +20,7 @@ from kvaudit.analysis.compare import NOT_COMPARABLE, Grid, Integers, Pair, Plann
 from kvaudit.analysis.figures import Contrast, Figure, contrasted, estimated, stream_overlap, variation_by_request
 from kvaudit.analysis.findings import Finding
 from kvaudit.analysis.stats import Floats
+from kvaudit.records import REPRODUCTIONS
 
 UNKNOWN_PROMPT = -1
 _COMPARED = ("kvaudit_version", "trace", "settings", "engine", "libraries", "host")
@@ -164,7 +165,7 @@ def _prompts(requests: pa.Table) -> Integers:
 def _shared_arms(now: Grid, before: Grid) -> tuple[tuple[str, str, str], ...]:
     theirs = {_identity(arm) for arm in before.arms if arm.policy in before.policies}
     mine = [_identity(arm) for arm in now.arms if arm.policy in now.policies]
-    return tuple(arm[:3] for arm in mine if arm in theirs and arm[2] != "repeat")
+    return tuple(arm[:3] for arm in mine if arm in theirs and arm[2] not in REPRODUCTIONS)
 
 
 def _identity(arm: PlannedArm) -> tuple[str, str, str, int | None]:

@@ -9,8 +9,14 @@ from typing import Literal
 import numpy as np
 
 from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
-from kvaudit.analysis.figures import empty_answers, variation_by_request
-from kvaudit.analysis.stats import Floats, wilson
+from kvaudit.analysis.figures import (
+    chance_of_rounding,
+    empty_answers,
+    flipped_untouched,
+    touched_by_rounding,
+    variation_by_request,
+)
+from kvaudit.analysis.stats import ALPHA, Floats, wilson
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
 
 ReasonCode = Literal[
@@ -29,6 +35,8 @@ ReasonCode = Literal[
     "noise-floor",
     "repeat-differs",
     "within-noise",
+    "rounding-differs",
+    "within-rounding",
     "nothing-reused",
     "reuse-unknown",
     "cache-not-empty",
@@ -98,6 +106,7 @@ def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: fl
     if _beyond(max_noise, differing, total):
         reasons.append(Reason("repeat-differs", differing, total, max_noise))
     reasons += _noise_reasons(grid, pairs, policy, max_noise, block)
+    reasons += _rounding_reasons(grid, pairs, policy)
     reasons += _reuse_reasons(grid, orders)
     reasons += _cache_reasons(grid, arms)
     reasons += _budget_reasons(grid, arms)
@@ -122,6 +131,23 @@ def _noise_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: fl
         explained = min(1.0, (len(grid.find(policy)) - 1) * max(bounds))
         if varying / len(known) <= explained:
             yield Reason("within-noise", varying, len(known), explained)
+
+
+def _rounding_reasons(grid: Grid, pairs: Sequence[Pair], policy: str) -> Iterator[Reason]:
+    """What rounding changes is not history.
+
+    History is what flips a request between orders that rounding had touched in neither. Else, where rounding touched
+    an order, orders must differ more often than rounding controls do.
+    """
+    differing, compared = disagreement(pairs, "rounding", policy)
+    varying = (variation_by_request(grid, pairs, policy) > 0).any()
+    if not varying:
+        if differing:
+            yield Reason("rounding-differs", differing, compared)
+    elif any(touched_by_rounding(grid, arm).any() for arm in grid.find(policy)):
+        chance = chance_of_rounding(grid, policy)
+        if not flipped_untouched(grid, pairs, policy) and (chance is None or chance > ALPHA):
+            yield Reason("within-rounding", differing, compared, chance)
 
 
 def _beyond(max_noise: float, differing: int, total: int) -> bool:

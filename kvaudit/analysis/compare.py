@@ -21,7 +21,7 @@ from kvaudit.errors import RunError
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
 from kvaudit.schema import TABLES
 
-Kind = Literal["reference", "orders", "repeat", "noise"]
+Kind = Literal["reference", "orders", "repeat", "rounding", "noise"]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
@@ -183,7 +183,8 @@ def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[Planne
 
 
 def compare(grid: Grid) -> tuple[Pair, ...]:
-    """Every comparison that an audit makes: with the reference, between orders, with the repeat, the noise floor."""
+    """Every comparison that an audit makes: with the reference, between orders, with repeat and rounding control, noise
+    floor."""
     planned = list(_planned_pairs(grid))
     agreements = [agreement(grid, left, right) for _, _, left, right in planned]
     distances = _distances(grid, planned, agreements)
@@ -298,9 +299,11 @@ def _planned_pairs(grid: Grid) -> Iterator[tuple[Kind, str, int, int]]:
         for left, right in combinations(grid.find(policy), 2):
             yield "orders", policy, left, right
     for index, arm in enumerate(grid.arms):
-        if arm.control == "repeat":
-            for original in grid.find(arm.policy, order=arm.order):
+        for original in grid.find(arm.policy, order=arm.order):
+            if arm.control == "repeat":
                 yield "noise" if arm.policy == FULL_PREFILL else "repeat", arm.policy, original, index
+            elif arm.control == "rounding":
+                yield "rounding", arm.policy, original, index
 
 
 def _distances(

@@ -12,7 +12,7 @@ import numpy as np
 from kvaudit.analysis.compare import Grid
 from kvaudit.analysis.figures import Figure
 from kvaudit.analysis.stats import Floats
-from kvaudit.records import FULL_PREFILL
+from kvaudit.records import FULL_PREFILL, REPRODUCTIONS
 
 COLUMNS = (
     "kl",
@@ -41,7 +41,7 @@ def cost_figures(grid: Grid) -> tuple[Figure, ...]:
     figures = [*_ttft(grid)]
     budgets: dict[tuple[str, str], list[Budget]] = {}
     for arm, planned in enumerate(grid.arms):
-        if planned.policy == FULL_PREFILL or planned.control == "repeat":
+        if planned.policy == FULL_PREFILL or planned.control in REPRODUCTIONS:
             continue
         columns = grid.columns(COLUMNS, arm)
         place = (planned.policy, planned.order, planned.control)

@@ -29,7 +29,11 @@ POINTS = (1, 2, 3, 5)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the summary. `discordant`: on how many requests only the first, and only the second, was right."""
+    """One row of the summary. `discordant`: on how many requests only the first, and only the second, was right.
+
+    `test` is a text for people: how the interval was made, the test behind the p-value, and its Holm family. Of these,
+    `p_test` is the test alone and `family` the number of p-values that were adjusted together.
+    """
 
     metric: str
     policy: str | None = None
@@ -42,6 +46,8 @@ class Figure:
     test: str | None = None
     p_value: float | None = None
     p_adjusted: float | None = None
+    p_test: str | None = None
+    family: int | None = None
     discordant: tuple[int, int] | None = None
 
 
@@ -136,14 +142,59 @@ def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
     Over the requests that all of the policy's runs answered.
     """
     repeats = grid.find(policy, "repeat")
-    runs = (*grid.find(policy), *repeats)
-    agreements = np.full((len(runs), len(runs), len(grid.request_ids)), EQUAL, np.int8)
-    for a, b in combinations(range(len(runs)), 2):
-        agreements[a, b] = agreements[b, a] = agreement(grid, runs[a], runs[b])
-    answered = (agreements != NOT_COMPARABLE).all(axis=(0, 1))
-    if len(runs) < 2 or not repeats or not answered.any():
-        return None
-    return stats.chance_of_reproducing(agreements[:, :, answered] == EQUAL)
+    agree, _ = _agreements(grid, (*grid.find(policy), *repeats))
+    return stats.chance_of_reproducing(agree) if repeats and agree.size else None
+
+
+def chance_of_rounding(grid: Grid, policy: str) -> float | None:
+    """How likely the policy's rounding controls differ so little from their orders, if orders differed by no more than
+    rounding (`stats.chance_of_so_few`). None where no rounding control was touched by rounding, so that there is
+    nothing to tell by.
+
+    Over the requests that all of these runs answered and on which a control could differ: something was reusable in
+    each run, and the controls were touched.
+    """
+    orders = {grid.arms[arm].order: arm for arm in grid.find(policy)}
+    touched = {arm: touched_by_rounding(grid, arm) for arm in grid.find(policy, "rounding")}
+    controls = [arm for arm, flags in touched.items() if flags.any() and grid.arms[arm].order in orders]
+    runs = (*orders.values(), *controls)
+    agree, requests = _agreements(grid, runs)
+    pairs = [(runs.index(orders[grid.arms[arm].order]), runs.index(arm)) for arm in controls]
+    able = [grid.column("reusable_tokens", arm) != 0 for arm in runs] + [touched[arm] for arm in controls]
+    return stats.chance_of_so_few(agree[:, :, np.all(able, axis=0)[requests]], pairs) if pairs else None
+
+
+def touched_by_rounding(grid: Grid, arm: int) -> Flags:
+    """On which requests of an arm rounding may have decided a selection, of theirs or of an earlier one's: [R].
+
+    From the first on of which that is known, or, where the policy ranks by signals and so has rounding controls, of
+    which nobody looked though tokens were chosen.
+    """
+    columns = grid.columns(("position", "rounding_tokens", "budget_k"), arm)
+    ranks = bool(grid.find(grid.arms[arm].policy, "rounding"))
+    unknown = ranks & np.isnan(columns["rounding_tokens"]) & (columns["budget_k"] > 0)
+    decided = (columns["rounding_tokens"] > 0) | unknown
+    touched: Flags = columns["position"] >= np.min(columns["position"], where=decided, initial=np.inf)
+    return touched
+
+
+def flipped_untouched(grid: Grid, pairs: Sequence[Pair], policy: str) -> int:
+    """How many requests two orders answer differently that rounding had touched in neither."""
+    touched = {arm: touched_by_rounding(grid, arm) for arm in grid.find(policy)}
+    mine = [pair for pair in pairs if pair.kind == "orders" and pair.policy == policy]
+    flipped = [pair.differs & ~touched[pair.left] & ~touched[pair.right] for pair in mine]
+    return int(np.any(flipped, axis=0).sum()) if flipped else 0
+
+
+def _agreements(grid: Grid, arms: Sequence[int]) -> tuple[Flags, Flags]:
+    """Which of these arms gave equal answers, [arms, arms, requests], over the requests that all of them answered; and
+    which of the R requests these are."""
+    found = np.full((len(arms), len(arms), len(grid.request_ids)), EQUAL, np.int8)
+    for a, b in combinations(range(len(arms)), 2):
+        found[a, b] = found[b, a] = agreement(grid, arms[a], arms[b])
+    answered = (found != NOT_COMPARABLE).all(axis=(0, 1))
+    agree: Flags = found[:, :, answered] == EQUAL
+    return agree, answered
 
 
 def answer_codes(grid: Grid, arms: Sequence[int]) -> Integers:
@@ -167,6 +218,12 @@ def empty_answers(grid: Grid, arm: int) -> tuple[int, int]:
     rows = grid.rows[arm]
     rows = rows[rows != NO_ROW]
     return int(grid.empty[rows].sum()), int((~grid.failed[rows]).sum())
+
+
+def decided_by_rounding(grid: Grid, arm: int) -> tuple[int, int]:
+    """On how many requests of an arm rounding chose a recomputed token, and of how many that is known."""
+    tokens = grid.column("rounding_tokens", arm)
+    return int((tokens > 0).sum()), int((~np.isnan(tokens)).sum())
 
 
 def estimated(figure: Figure, estimate: Estimate | None) -> Figure:
@@ -268,18 +325,30 @@ def requests_metric(points: int) -> str:
 
 
 def _reproduction(grid: Grid, pairs: Sequence[Pair], block: int) -> Iterator[Figure]:
-    metrics: dict[Kind, str] = {"noise": "noise_floor", "repeat": "repeat_disagreement"}
+    metrics: dict[Kind, str] = {
+        "noise": "noise_floor",
+        "repeat": "repeat_disagreement",
+        "rounding": "rounding_disagreement",
+    }
     for kind, metric in metrics.items():
         for pair in pairs:
             if pair.kind == kind:
-                figure = Figure(metric, pair.policy, grid.arms[pair.left].order, "repeat")
+                figure = Figure(metric, pair.policy, grid.arms[pair.left].order, grid.arms[pair.right].control)
                 yield estimated(figure, stats.wilson(int(pair.differs.sum()), int(pair.comparable.sum()), block))
     for policy in grid.policies:
-        chance = chance_of_reproducing(grid, policy)
-        if chance is not None:
-            yield Figure(
-                "chance_of_reproducing", policy, test="randomisation of runs, request by request", p_value=chance
-            )
+        for arm in grid.find(policy):
+            decided, requests = decided_by_rounding(grid, arm)
+            if not requests:
+                continue
+            figure = Figure("rounding_selections", policy, grid.arms[arm].order, "none")
+            yield estimated(figure, stats.wilson(decided, requests, block))
+        chances = {
+            "chance_of_reproducing": chance_of_reproducing(grid, policy),
+            "chance_of_rounding": chance_of_rounding(grid, policy),
+        }
+        for metric, chance in chances.items():
+            if chance is not None:
+                yield Figure(metric, policy, test="randomisation of runs, request by request", p_value=chance)
 
 
 def _policy_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:
@@ -328,8 +397,8 @@ def contrasted(contrasts: Sequence[Contrast], block: int) -> list[Figure]:
         made = estimated(figure, estimate)
         if estimate is not None:
             p = stats.mcnemar_p(*discordant, stats.independent(estimate.n, block) / estimate.n)
-            test = f"exact McNemar{stats.in_blocks(block)}; {estimate.method}"
-            made = replace(made, test=test, p_value=p, discordant=discordant)
+            p_test = f"exact McNemar{stats.in_blocks(block)}"
+            made = replace(made, test=f"{p_test}; {estimate.method}", p_value=p, p_test=p_test, discordant=discordant)
         figures.append(made)
     return _adjusted(figures)
 
@@ -353,7 +422,7 @@ def _cochran(figure: Figure, arms: Sequence[int], reference: dict[int, Pair], bl
     result = stats.cochran(agreement[compared] == 1, block)
     test = f"Cochran's Q, {len(arms)} conditions{stats.in_blocks(block)}"
     figure = replace(figure, n=int(compared.sum()), test=test)
-    yield replace(figure, value=result[0], p_value=result[1]) if result else figure
+    yield replace(figure, value=result[0], p_value=result[1], p_test=test) if result else figure
 
 
 def _adjusted(figures: Iterable[Figure]) -> list[Figure]:
@@ -361,5 +430,6 @@ def _adjusted(figures: Iterable[Figure]) -> list[Figure]:
     tested = [index for index, figure in enumerate(figures) if figure.p_value is not None]
     adjusted = stats.holm([cast(float, figures[index].p_value) for index in tested])
     for index, p in zip(tested, adjusted, strict=True):
-        figures[index] = replace(figures[index], p_adjusted=p, test=f"{figures[index].test}; Holm over {len(tested)}")
+        told = f"{figures[index].test}; Holm over {len(tested)}"
+        figures[index] = replace(figures[index], p_adjusted=p, family=len(tested), test=told)
     return figures

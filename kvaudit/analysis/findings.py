@@ -11,7 +11,13 @@ import numpy as np
 from kvaudit.analysis import stats
 from kvaudit.analysis.checks import STANDING, Reason, disagreement, policy_reasons, reference_reasons
 from kvaudit.analysis.compare import Grid, Pair
-from kvaudit.analysis.figures import chance_of_reproducing, variation_by_request
+from kvaudit.analysis.figures import (
+    chance_of_reproducing,
+    chance_of_rounding,
+    decided_by_rounding,
+    flipped_untouched,
+    variation_by_request,
+)
 
 Seen = Literal["history-sensitive", "none-seen", "inconclusive"]
 
@@ -28,10 +34,14 @@ class Finding:
     history (reset control). reset_reuses: whether anything is reused there (preludes are served before their
     requests); if not, the control is full prefill and cannot tell the policy's own error from history.
     repeat_losses: of repeat_compared requests, how many the repeat control answers differently.
+    rounding_decided: of rounding_served requests, counted in every order, on how many rounding chose a recomputed
+    token; flipped_untouched: how many requests flipped between orders that it had not touched by then.
+    rounding_losses: of rounding_compared requests, how many the rounding control answers differently.
     overlap: how many successive requests of the stream share content; block: how many of them count as one here.
     smallest_visible: the smallest share of affected requests that would have shown with 95 % probability.
     chance_of_reproducing: p-value of 'the repeat agreed by luck, answers vary from run to run'; None where it did not
-    agree.
+    agree. chance_of_rounding: p-value of 'orders differ by no more than rounding'; None where no rounding control
+    was touched by rounding.
     """
 
     policy: str
@@ -45,10 +55,16 @@ class Finding:
     reset_reuses: bool
     repeat_compared: int
     repeat_losses: int
+    rounding_served: int
+    rounding_decided: int
+    flipped_untouched: int
+    rounding_compared: int
+    rounding_losses: int
     overlap: int
     block: int
     smallest_visible: float | None
     chance_of_reproducing: float | None
+    chance_of_rounding: float | None
 
     @property
     def stands(self) -> bool:
@@ -81,6 +97,8 @@ def _finding(
     compared = int((~np.isnan(variation)).sum())
     resets = [pair for pair in pairs if pair.kind == "reference" and pair.right in grid.find(policy, "reset")]
     repeat_losses, repeat_compared = disagreement(pairs, "repeat", policy)
+    rounding_losses, rounding_compared = disagreement(pairs, "rounding", policy)
+    decided = [decided_by_rounding(grid, arm) for arm in grid.find(policy)]
     seen: Seen = "inconclusive" if reasons else "history-sensitive" if len(flipped) else "none-seen"
     return Finding(
         policy=policy,
@@ -94,8 +112,14 @@ def _finding(
         reset_reuses=not any(map(grid.reuses_nothing, grid.find(policy, "reset"))),
         repeat_compared=repeat_compared,
         repeat_losses=repeat_losses,
+        rounding_served=sum(served for _, served in decided),
+        rounding_decided=sum(requests for requests, _ in decided),
+        flipped_untouched=flipped_untouched(grid, pairs, policy),
+        rounding_compared=rounding_compared,
+        rounding_losses=rounding_losses,
         overlap=overlap,
         block=block,
         smallest_visible=stats.smallest_visible(stats.independent(compared, block)),
         chance_of_reproducing=chance_of_reproducing(grid, policy) if len(flipped) and not repeat_losses else None,
+        chance_of_rounding=chance_of_rounding(grid, policy),
     )

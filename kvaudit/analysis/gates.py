@@ -147,11 +147,15 @@ def gate_results(
 
 
 def _fidelity_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
-    """The order with the lowest fidelity must keep the limit; every order's lower bound must too, to pass."""
+    """The order with the lowest fidelity must keep the limit; every order's lower bound must too, to pass.
+
+    An order under the rounding control counts as one: another device may round like that.
+    """
     overlap = finding.overlap
     measured = [
-        (figure.value, figure.n, figure.order)
-        for figure in select(figures, "fidelity", finding.policy, control="none")
+        (figure.value, figure.n, figure.order if control == "none" else f"{figure.order} ({control})")
+        for control in ("none", "rounding")
+        for figure in select(figures, "fidelity", finding.policy, control=control)
         if figure.value is not None and figure.n
     ]
     if not measured:

@@ -126,6 +126,14 @@ def write_folder(write: Callable[[Path], None], output: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+def exit_code(of_verdict: int, exit_zero: bool) -> int:
+    """0 under --exit-zero, which says on stderr what reports say another code of."""
+    if exit_zero and of_verdict:
+        typer.echo(f"kvaudit: exit code 0 since --exit-zero is set; by the verdict it is {of_verdict}", err=True)
+        return 0
+    return of_verdict
+
+
 def append_step_summary(text_within: Callable[[int], str], limit: int) -> None:
     """Add to the summary that GitHub shows for a step, as much as what it holds already leaves room for."""
     name = os.environ.get(STEP_SUMMARY)

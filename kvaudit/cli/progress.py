@@ -1,11 +1,12 @@
-"""Progress of a replay on stderr, for people: silent when piped."""
+"""Progress of a replay on stderr: a bar for people, a line for each finished arm when piped."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, TextIO
 
 from kvaudit.errors import KvauditError
 
@@ -22,10 +23,12 @@ class ReplayInterruptedError(KvauditError):
 
 
 @contextmanager
-def progress_on_stderr() -> Iterator[Progress | None]:
-    """A bar over all requests of all arms while the block runs; None where stderr is no terminal."""
+def progress_on_stderr() -> Iterator[Progress]:
+    """A bar over all requests of all arms while the block runs; a line for each arm where stderr is no terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
-        yield None
+        lines = _Lines(sys.stderr)
+        yield lines
+        lines.finished()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -56,3 +59,34 @@ class _Bar:
 
     def served(self) -> None:
         self._shown.advance(self._task)
+
+
+class _Lines:
+    """An arm is told when all its requests are served and the next one begins, or the block ends."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out
+        self._total, self._left = 0, 0
+        self._arm, self._requests, self._began = "", 0, 0.0
+
+    def begin(self, total: int, done: int) -> None:
+        self.finished()
+        self._total = total
+
+    def arm(self, arm_id: str, number: int, arms: int) -> None:
+        self.finished()
+        self._arm, self._requests, self._began = (
+            f"arm {number} of {arms}, {arm_id}",
+            self._total // arms,
+            perf_counter(),
+        )
+        self._left = self._requests
+
+    def served(self) -> None:
+        self._left -= 1
+
+    def finished(self) -> None:
+        if self._arm and not self._left and self._out is not None:
+            took = perf_counter() - self._began
+            print(f"{self._arm}: finished, {self._requests:,} requests in {took:.1f} s", file=self._out, flush=True)
+        self._arm = ""

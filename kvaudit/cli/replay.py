@@ -40,7 +40,8 @@ Examples:
 
 \b
 The same command goes on where it was interrupted. A finished replay exits with 0, or with 4 when the audit is
-inconclusive; one that was interrupted with Ctrl-C exits with 130.
+inconclusive; one in which the engine failed exits with 3, and a study goes on with its other policies and cells
+before it does; one that was interrupted with Ctrl-C exits with 130.
 """
 
 _DEFAULTS = EngineSettings()
@@ -144,7 +145,7 @@ def replay(
         raise UsageError(f"--max-noise is {max_noise}", "give a share from 0 to 1, such as 0.01")
     from kvaudit.plan import make_plan
     from kvaudit.reports.escape import visible
-    from kvaudit.reports.words import headline
+    from kvaudit.reports.words.verdict import headline
     from kvaudit.store import new_manifest, open_folder
     from kvaudit.traces import read_trace
 

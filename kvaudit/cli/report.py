@@ -15,6 +15,7 @@ from kvaudit.cli.outputs import (
     Destination,
     append_step_summary,
     destinations,
+    exit_code,
     print_report,
     write_file,
     write_folder,
@@ -80,7 +81,10 @@ def report(
             metavar="FILE", help="Limits from this file. [default: the nearest kvaudit.toml or pyproject.toml]"
         ),
     ] = None,
-    exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever the verdict is.")] = False,
+    exit_zero: Annotated[
+        bool,
+        typer.Option("--exit-zero", help="Exit with 0 whatever the verdict is; reports give it as it is, JUnit too."),
+    ] = False,
 ) -> None:
     """Report the audit of a run: verdict, findings and the figures behind them.
 
@@ -90,8 +94,9 @@ def report(
     bounds of the paired 95 % interval alone.
     Of a study (`kvaudit replay --study`), as terminal, json or csv: its frontier, its cells and what its switches
     explain. Limits are for its cells, each a run of its own.
-    Exit code: 0 pass, or no limits and a conclusive audit; 1 a limit failed; 2 a bad run or wrong usage; 4
-    inconclusive.
+    Exit code: 0 pass, or no limits and a conclusive audit; 1 a limit failed; 2 a bad run or wrong usage; 3 a policy
+    failed in a cell of a study; 4 inconclusive. --exit-zero changes the exit code alone: reports give the verdict and
+    its exit code, and JUnit counts failures, as without it.
 
     \b
     Examples:
@@ -119,7 +124,7 @@ def report(
             "--gates": gates is not None,
             "--step-summary": step_summary,
         }
-        raise typer.Exit(report_study(run, report_format or (), output or (), limits, exit_zero))
+        raise typer.Exit(exit_code(report_study(run, report_format or (), output or (), limits), exit_zero))
     wanted = wanted_gates(
         gates,
         {
@@ -142,7 +147,7 @@ def report(
         from kvaudit.reports.markdown import SUMMARY_LIMIT, markdown
 
         append_step_summary(lambda room: markdown(audit, room), SUMMARY_LIMIT)
-    raise typer.Exit(0 if exit_zero else audit.verdict.exit_code)
+    raise typer.Exit(exit_code(audit.verdict.exit_code, exit_zero))
 
 
 def audited(folder: Path, gates: Gates | None = None, baseline: Path | None = None) -> tuple[Run, Audit]:
@@ -165,7 +170,7 @@ def _deliver(audit: Audit, run: Run, chosen: Sequence[Destination]) -> None:
 
     Where none goes to stdout, stdout gets the findings and the verdict, a line each.
     """
-    from kvaudit.reports.words import headline
+    from kvaudit.reports.words.verdict import headline
 
     for destination in sorted(chosen, key=lambda one: (one.path is None, not one.is_folder)):
         write = load("reports", destination.format)

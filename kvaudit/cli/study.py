@@ -45,6 +45,7 @@ def replay_study(
     from kvaudit.reports.study.words import grid_lines, headline
     from kvaudit.study.folder import new_study, open_study
     from kvaudit.study.grid import make_grid
+    from kvaudit.study.running import arms_to_run
 
     chosen = policies or _default_policies(kind, engine, settings)
     grid = make_grid(kind, engine, settings, chosen, fixed)
@@ -54,7 +55,7 @@ def replay_study(
         plans[cell.name] = make_plan(len(trace.requests), engine, own, cell.policies, orders)
     described = new_study(trace, grid, plans, max_noise)
     folder = output or default_run_folder(path, described["study_digest"], kind)
-    for line in grid_lines(grid, orders, len(trace.requests)):
+    for line in grid_lines(grid, arms_to_run(plans.values()), len(trace.requests)):
         _tell(line)
     with open_study(folder, described, force=force) as held:
         held.set_max_noise(max_noise)
@@ -64,9 +65,7 @@ def replay_study(
     return results.exit_code
 
 
-def report_study(
-    path: Path, formats: Sequence[str], outputs: Sequence[Path], ignored: Mapping[str, object], exit_zero: bool
-) -> int:
+def report_study(path: Path, formats: Sequence[str], outputs: Sequence[Path], ignored: Mapping[str, object]) -> int:
     """Report a study and return the exit code. `ignored` are options that say nothing about one, by name."""
     from kvaudit.reports.study import FORMATS as RENDERERS
     from kvaudit.reports.study.words import headline
@@ -90,7 +89,7 @@ def report_study(
             print_report(render, escapes=destination.format == TERMINAL)
     if all(destination.path is not None for destination in chosen):
         print_report(lambda out: out.writelines(f"{line}\n" for line in headline(results)), escapes=True)
-    return 0 if exit_zero else results.exit_code
+    return results.exit_code
 
 
 def _ran(
@@ -98,14 +97,13 @@ def _ran(
 ) -> StudyResults:
     from kvaudit.cli.progress import progress_on_stderr
     from kvaudit.plugins import load
-    from kvaudit.replay import Silent
     from kvaudit.study.results import study_results
     from kvaudit.study.running import Study
 
     cells: list[CellResults] = []
     try:
         with progress_on_stderr() as progress:
-            study = Study(trace, grid, plans, load("engines", engine), folder, max_noise, progress or Silent(), _tell)
+            study = Study(trace, grid, plans, load("engines", engine), folder, max_noise, progress, _tell)
             cells.extend(study.run())
     except KeyboardInterrupt as stop:
         raise ReplayInterruptedError(

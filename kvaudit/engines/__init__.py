@@ -22,6 +22,8 @@ Suffix = Literal["after", "with-rows"]
 Deviation = Literal["key", "value"]
 Keys = Literal["moved", "unmoved"]
 
+DEFAULT_MODEL = "smollm2-135m"
+
 PREFIX_LOOKUPS: frozenset[Lookup] = frozenset({"vllm-prefix", "sglang-prefix"})
 """Lookups that reuse nothing but the KV of exactly the same prefix: no token is left to a policy (N = 0)."""
 
@@ -108,7 +110,7 @@ def check_switches(switches: Switches) -> None:
 class EngineSettings:
     """Everything an engine is opened with; all of it stands in the manifest. `seed` seeds policies per request."""
 
-    model: str = "smollm2-135m"
+    model: str = DEFAULT_MODEL
     device: str = "auto"
     dtype: str = "float32"
     recompute_ratio: float = 0.15

@@ -60,6 +60,7 @@ FAULTS: Mapping[str, str] = {
     "hidden-stale-cache": "a reset does not empty the cache, and the engine says that it did",
     "random": "every answer is random, full prefill's too",
     "random-reuse": "an answer is random when a policy is in force",
+    "rounding": "rounding, other at each place, decides which tokens are recomputed, and answers depend on them",
     "no-reuse": "nothing is ever written to the cache",
     "crash": "the engine fails at the request named by `at`",
 }
@@ -67,6 +68,7 @@ _OPTIONS = frozenset({"fault", "only-policy", "at", "delay-ms", "context", "figu
 _BOS = 256
 _BYTES_A_TOKEN = 1024
 _LAYER = 1
+_PRECISION = float(np.finfo(np.float32).eps)
 _SIGNALS: frozenset[Need] = frozenset({"deviation", "key-deviation", "value-deviation", "query-attention"})
 
 
@@ -156,7 +158,7 @@ class ScriptedEngine:
             raise RuntimeError("the planted crash")
         if self._delay:
             time.sleep(self._delay)
-        answer = "" if part == "prelude" else self._answer(prompt, sampling, policy, served)
+        answer = "" if part == "prelude" else self._answer(request_id, prompt, sampling, policy, served)
         answered = self._answered(answer, prompt, sampling, reference, shown=policy is None)
         if policy is not None:
             answered = self._reusing(answered, request_id, part, prompt, policy)
@@ -187,12 +189,14 @@ class ScriptedEngine:
     def _ttft(self, prompt: Prompt, saved_tokens: int = 0) -> float:
         return 1 + (len(prompt.token_ids) - saved_tokens) / 100
 
-    def _answer(self, prompt: Prompt, sampling: Sampling, policy: Policy | None, served: list[str]) -> str:
-        let_in = self._let_in(prompt, policy, served)
+    def _answer(
+        self, request_id: str, prompt: Prompt, sampling: Sampling, policy: Policy | None, served: list[str]
+    ) -> str:
+        let_in = self._let_in(request_id, prompt, policy, served)
         text = sha256(repr((prompt.token_ids, let_in)).encode()).hexdigest()[: sampling.max_tokens]
         return min((text.partition(stop)[0] for stop in sampling.stop), key=len, default=text)
 
-    def _let_in(self, prompt: Prompt, policy: Policy | None, served: list[str]) -> object:
+    def _let_in(self, request_id: str, prompt: Prompt, policy: Policy | None, served: list[str]) -> object:
         """What the fault lets into an answer; None is the answer of full prefill."""
         if self._fault == "random":
             return secrets.token_hex()
@@ -210,13 +214,16 @@ class ScriptedEngine:
                 return [chunk for chunk in chunks if chunk in self._evicted] or None
             case "stale-cache" | "hidden-stale-cache":
                 return [self._cache[chunk].write.write_ordinal for chunk in chunks if chunk in self._cache] or None
+            case "rounding":
+                context = self._selection_context(request_id, prompt, policy)
+                return checked_selection(policy, context).tolist() or None
             case "random-reuse":
                 return secrets.token_hex()
         return None
 
     def _reusing(self, answered: Served, request_id: str, part: Part, prompt: Prompt, policy: Policy) -> Served:
-        hits = [index for index, segment in enumerate(prompt.segments) if self._usable(segment)]
-        context = self._selection_context(request_id, prompt, policy, frozenset(hits))
+        hits = self._hits(prompt)
+        context = self._selection_context(request_id, prompt, policy)
         provenance = tuple(self._provenance(index, prompt) for index in hits)
         writes, evictions = self._write_back(request_id, part, prompt, provenance)
         reused = sum(prompt.segments[index].end - prompt.segments[index].start for index in hits)
@@ -233,8 +240,12 @@ class ScriptedEngine:
             evictions=evictions,
         )
 
-    def _usable(self, segment: PromptSegment) -> bool:
-        return segment.kind not in GAP_KINDS and segment.content_id in self._cache
+    def _hits(self, prompt: Prompt) -> list[int]:
+        return [
+            index
+            for index, segment in enumerate(prompt.segments)
+            if segment.kind not in GAP_KINDS and segment.content_id in self._cache
+        ]
 
     def _provenance(self, index: int, prompt: Prompt) -> Provenance:
         segment = prompt.segments[index]
@@ -251,14 +262,16 @@ class ScriptedEngine:
             context_hash_now=_context_hash(prompt, segment),
         )
 
-    def _selection_context(
-        self, request_id: str, prompt: Prompt, policy: Policy, hits: frozenset[int]
-    ) -> SelectionContext:
+    def _selection_context(self, request_id: str, prompt: Prompt, policy: Policy) -> SelectionContext:
+        hits = frozenset(self._hits(prompt))
         last = len(prompt.token_ids) - 1
         reusable = [range(part.start, min(part.end, last)) for i, part in enumerate(prompt.segments) if i in hits]
         positions = np.array([position for span in reusable for position in span], dtype=np.int64)
         token_ids = np.array(prompt.token_ids, dtype=np.int64)
         deviation = (1 + (token_ids[positions] * 31 + positions * 17) % 97).astype(np.float32)
+        if self._fault == "rounding":
+            off = np.random.default_rng([len(self._served or ()), len(positions)]).integers(-2, 3, len(positions))
+            deviation = (1 + off * _PRECISION).astype(np.float32)
         seed = int.from_bytes(sha256(request_id.encode()).digest()[:8], "little")
         segments = [
             SegmentView(part.kind, part.content_id, part.start, part.end, i in hits)
@@ -356,6 +369,11 @@ class _Signals:
 
     def written_attention(self) -> WrittenAttention:
         raise _not_there("saved attention")
+
+    precision = _PRECISION
+
+    def norms(self, need: Need, layer: int) -> Floats:
+        return np.ones_like(self.values)
 
     def output_kl(self, positions: Positions) -> float:
         raise _not_there("output distribution")

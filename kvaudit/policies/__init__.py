@@ -69,11 +69,14 @@ class Policy(ABC):
         (CacheBlend's): everything below it is computed for all tokens, so that deviations can be seen. `first-layer`
         (EPIC's): selected tokens are recomputed from layer 0 on; nothing is computed for the others. A policy that
         starts there is asked before anything is computed and sees no deviation.
+    untimed_seconds: time that went into what a measurement wants to know of its choice and not into the choice; grows
+        from request to request. Engines leave it out of TTFT.
     """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset({"deviation"})
     start: ClassVar[Start] = "check-layer"
+    untimed_seconds = 0.0
 
     def budget(self, request: BudgetContext) -> int:
         """k, how many positions `select` returns, 0 <= k <= N."""

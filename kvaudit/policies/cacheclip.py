@@ -35,7 +35,8 @@ class CacheClip(Policy):
         at_least(self, "group", 1)
 
     def select(self, context: SelectionContext) -> Positions:
-        attention = context.auxiliary_attention().mean(axis=0, dtype=np.float64)
+        # A sum ranks as the mean does, and does not part equals by the rounding of a division.
+        attention = context.auxiliary_attention().sum(axis=0, dtype=np.float64)
         chunks = [segment for segment in context.segments if segment.kind not in GAP_KINDS]
         kept = int(np.searchsorted(context.positions, chunks[0].end)) if chunks else 0
         windows = tiles(context, self.group)

@@ -107,6 +107,16 @@ class Signals(Protocol):
 
     def output_kl(self, positions: Positions) -> float: ...
 
+    @property
+    def precision(self) -> float:
+        """How far rounding may move what was computed, relative to its size: some units in the last place."""
+        ...
+
+    def norms(self, need: Need, layer: int) -> Floats:
+        """float32 [N], the L2 norms of the fresh keys (or values) that this deviation (`deviation`, `key-deviation` or
+        `value-deviation`) compares at a layer; asked of deviations that the policy was given."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SelectionContext:

@@ -8,10 +8,10 @@ query that is not either. `i` instruction, `d` document, `m` message, `t` tool r
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +46,33 @@ KINDS: Mapping[str, str] = {
 }
 
 _WORD = re.compile(r"([idmtqsg])([1-9][0-9]*)(-?)")
+
+
+class Piece(NamedTuple):
+    """A word of a layout and where it stands: tokens [start, end) of a kind."""
+
+    word: str
+    kind: str
+    start: int
+    end: int
+    is_reusable: bool
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether it is a chunk from the cache: what stands between chunks may be reusable, and is none."""
+        return self.is_reusable and self.kind not in GAP_KINDS
+
+
+def pieces(layout: str) -> Iterator[Piece]:
+    """What a layout in the mini-language says. Raises ValueError for what it has no meaning for."""
+    start = 0
+    for word in layout.split():
+        matched = _WORD.fullmatch(word)
+        if matched is None:
+            raise ValueError(f"{word!r} in {layout!r} is no segment: write a kind and a length, such as d4 or d4-")
+        end = start + int(matched[2])
+        yield Piece(word, KINDS[matched[1]], start, end, not matched[3])
+        start = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +126,11 @@ class SyntheticSignals:
     def written_attention(self) -> WrittenAttention:
         return self.written
 
+    precision = float(np.finfo(np.float32).eps)
+
+    def norms(self, need: Need, layer: int) -> Floats:
+        return np.ones(len(self.positions), dtype=np.float32)
+
     def output_kl(self, positions: Positions) -> float:
         if not np.isin(positions, self.positions).all():
             raise PolicyError("output_kl was asked for positions that are not reusable")
@@ -128,18 +160,12 @@ class SyntheticSignals:
 def make_prompt(layout: str, seed: int = 0) -> SyntheticPrompt:
     """Its positions cannot be written. Raises ValueError for a layout that is not in the mini-language."""
     rng = np.random.default_rng([seed, 2])
-    segments, reusable, start = list[SegmentView](), list[int](), 0
-    for word in layout.split():
-        matched = _WORD.fullmatch(word)
-        if matched is None:
-            raise ValueError(f"{word!r} in {layout!r} is no segment: write a kind and a length, such as d4 or d4-")
-        end = start + int(matched[2])
-        kind, is_reusable = KINDS[matched[1]], not matched[3]
-        hit = is_reusable and kind not in GAP_KINDS
-        written = _written(len(segments), [s.content_id for s in segments], rng) if hit else None
-        segments.append(SegmentView(kind, f"{word.rstrip('-')}-{len(segments)}", start, end, hit, written))
-        reusable += range(start, end) if is_reusable else ()
-        start = end
+    segments, reusable = list[SegmentView](), list[int]()
+    for index, piece in enumerate(pieces(layout)):
+        written = _written(index, [s.content_id for s in segments], rng) if piece.is_hit else None
+        content_id = f"{piece.word.rstrip('-')}-{index}"
+        segments.append(SegmentView(piece.kind, content_id, piece.start, piece.end, piece.is_hit, written))
+        reusable += range(piece.start, piece.end) if piece.is_reusable else ()
     positions = np.array(reusable, dtype=np.int64)
     positions.setflags(write=False)
     return SyntheticPrompt(tuple(segments), positions)

@@ -16,10 +16,11 @@ from typing import Any, get_args
 from urllib.parse import quote
 
 from kvaudit.errors import KvauditError, PluginError, PolicyError, UsageError
-from kvaudit.plugins import BUILT_IN, available, find, load, source_digest
+from kvaudit.plugins import BUILT_IN, available, find, load
 from kvaudit.policies import Need, Policy, Start
 from kvaudit.policy_specs.files import import_file
 from kvaudit.policy_specs.parameters import Parameter, canonical, canonical_name, parameters_of, read_parameters
+from kvaudit.policy_specs.sources import source_digest
 from kvaudit.records import FULL_PREFILL
 
 __all__ = [
@@ -46,7 +47,7 @@ class PolicySpec:
         differ from their defaults, in the order of the fields.
     target: `module:Class` or `file.py:Class`, as it was given.
     policy: its class. known: the parameters that it takes. parameters: those that differ from their defaults.
-    source: SHA-256 of the file in which the class is written, None where there is none to read.
+    source: SHA-256 over what the class is written in (`source_digest`, `PolicyFile`), None where there is no file.
     """
 
     name: str

@@ -17,7 +17,8 @@ from kvaudit.analysis.checks import Reason
 from kvaudit.analysis.examples import Example
 from kvaudit.analysis.findings import Finding
 from kvaudit.analysis.gates import GateResult
-from kvaudit.reports.words import finding_details, finding_line, gate_sentence, reason_sentence
+from kvaudit.reports.words.findings import finding_details, finding_line, reason_sentence
+from kvaudit.reports.words.gates import gate_sentence
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from kvaudit.analysis.compare import DIFFERENT, EQUAL, NO_ROW, Grid, Pair, agreement
 from kvaudit.analysis.findings import Finding
 from kvaudit.reports.escape import excerpt, first_difference, visible
-from kvaudit.reports.words import gate_line, gate_sentence, headline, reason_sentence
+from kvaudit.reports.words.findings import reason_sentence
+from kvaudit.reports.words.gates import gate_line, gate_sentence
+from kvaudit.reports.words.verdict import headline
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

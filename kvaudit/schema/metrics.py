@@ -51,6 +51,19 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             "p_value: probability that the repeat control reproduces every answer if answers vary from run to run and "
             "not with the order",
         ),
+        "rounding_disagreement": Metric(
+            "policy, order", "share of answers that the rounding control did not reproduce, Wilson interval"
+        ),
+        "rounding_selections": Metric(
+            "policy, order",
+            "share of requests of which, or of whose prelude, a recomputed token was chosen only because of how "
+            "signals were rounded, Wilson interval",
+        ),
+        "chance_of_rounding": Metric(
+            "policy",
+            "p_value: probability that the rounding controls differ so seldom from their orders if orders differ from "
+            "one another by no more than rounding; no row where rounding touched no control",
+        ),
         "fidelity_difference": Metric(_PAIR, f"difference of fidelity on the same requests, {_TESTED}"),
         "smallest_difference": Metric(
             _PAIR,

@@ -96,14 +96,15 @@ order by policy;
 
 
 -- name: controls
--- Do full prefill and the repeat controls reproduce their answers? If not, run-to-run variation looks like history.
+-- Do full prefill, the repeat and the rounding controls reproduce their answers? If not, run-to-run variation, or
+-- rounding, looks like history.
 select
     kind,
     policy,
     count(*) as requests,
     count(*) filter (not equal) as differing
 from 'comparisons.parquet'
-where kind in ('noise', 'repeat')
+where kind in ('noise', 'repeat', 'rounding')
 group by all
 order by kind, policy;
 
@@ -361,7 +362,7 @@ select
     avg(reference_logprob) filter (isfinite(reference_logprob)) as reference_logprob_mean,
     count(*) filter (isfinite(kl)) as requests
 from 'observations/*.parquet'
-where policy <> 'full-prefill' and control <> 'repeat'
+where policy <> 'full-prefill' and control not in ('repeat', 'rounding')
 group by all
 having requests > 0
 order by policy, control, "order";

@@ -145,6 +145,12 @@ _OBSERVATIONS = Table(
             "the two best logits' difference where the answer leaves full prefill's, else the smallest along it; "
             "null: not known",
         ),
+        _or_null(
+            "rounding_tokens",
+            _int,
+            "tokens recomputed, the prelude's too, that the policy would not have chosen with signals rounded "
+            "otherwise; null: it ranks by none, or nobody looked",
+        ),
         _or_null("error", _text, "why the request has no answer; null: it has one"),
     ),
 )

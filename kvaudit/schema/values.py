@@ -11,6 +11,8 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "none": "the cache is emptied once, before the arm's first request, and history is kept from there",
             "reset": "the cache is emptied before each request (its prelude is still served): no history",
             "repeat": "the same order once more from an empty cache: it must reproduce every answer",
+            "rounding": "the same order once more, the signals that the policy ranks by moved within their rounding: "
+            "what changes would change with another device or number of threads",
         },
         "policy": {
             "full-prefill": "the whole prompt is computed and nothing is reused: the reference",
@@ -43,6 +45,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "reference": "full prefill (left) and an arm of a policy (right), any control",
             "orders": "two orders of the same policy: their disagreement is history",
             "repeat": "an arm (left) and its repeat control (right)",
+            "rounding": "an arm (left) and its rounding control (right)",
             "noise": "full prefill (left) and its second run (right): their disagreement is the noise floor",
         },
     }

@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
 from kvaudit.errors import RunError
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL, Arm
 from kvaudit.rows import Row
+from kvaudit.store.holding import ELSEWHERE, check_same_engine, held, refusals
 from kvaudit.store.layout import (
     ARM_TABLES,
     LOCK,
@@ -30,7 +30,6 @@ from kvaudit.store.references import References
 from kvaudit.store.writing import PartFiles, write_bytes, write_table
 
 _REFERENCE_ARM = f"{FULL_PREFILL}.{CHRONOLOGICAL}"
-_ELSEWHERE = "choose another folder with -o"
 
 
 class RunFolder:
@@ -49,13 +48,8 @@ class RunFolder:
 
     def begin(self, engine: Mapping[str, object]) -> None:
         """Make the folder ready for arms. Raises RunError when another engine than this began the run."""
-        facts, began_with = engine_facts(engine), self.manifest["engine"]
-        if began_with is not None and began_with != facts:
-            changed = [key for key in sorted({*facts, *began_with}) if facts.get(key) != began_with.get(key)]
-            raise RunError(
-                f"{self.path} was begun with another engine: {_changes(changed, began_with, facts)}",
-                f"make that as it was, {_ELSEWHERE}, or --force to replace it",
-            )
+        facts = engine_facts(engine)
+        check_same_engine(self.path, self.manifest["engine"], facts)
         self._make_ready()
         self.manifest |= {"engine": facts, "status": UNFINISHED, "finished": None}
         self._write_manifest()
@@ -93,9 +87,13 @@ class RunFolder:
         """A text of `layout.TEXTS`, beside the tables."""
         write_bytes(self.path / name, text.encode())
 
+    def take_stock(self) -> None:
+        """Count the arms that this process finished among `finished`."""
+        self.finished = self._finished_arms()
+
     def finish(self) -> None:
-        """Say in the manifest that every arm is there."""
-        if self.manifest["status"] != FINISHED:
+        """Say in the manifest that every arm is there, if it is."""
+        if self.manifest["status"] != FINISHED and all(arm.finished for arm in self.run.arms()):
             self.manifest |= {"status": FINISHED, "finished": now()}
             self._write_manifest()
 
@@ -117,7 +115,7 @@ class RunFolder:
 
     def _make_ready(self) -> None:
         """Take away, once, what a replaced run or a cut-off arm left."""
-        with _system_refusals(self.path):
+        with refusals(self.path):
             if self._replaced is not None:
                 _remove_files(self.path, self._replaced)
                 self._replaced = None
@@ -157,43 +155,26 @@ def open_folder(path: Path, manifest: Manifest, *, force: bool = False) -> Itera
     The same settings go on where an earlier replay stopped. Raises RunError when the folder holds something else:
     another audit (unless `force`, which replaces what kvaudit wrote there) or anything that is no audit.
     """
-    _check_replaceable(path)
-    created = not path.exists()
-    with _system_refusals(path):
-        path.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path / LOCK, blocking=False)
-    try:
-        with _system_refusals(path):
-            lock.acquire()
-    except Timeout as error:
-        raise RunError(f"another replay is writing to {path}", f"wait until it is done, or {_ELSEWHERE}") from error
-    try:
+    with held(path, MANIFEST, read_manifest, writer="replay", holds="audit"):
         folder = _claimed(path, manifest, force)
         try:
             yield folder
         finally:
             folder.remove_temporary_files()
-    finally:
-        if not (path / MANIFEST).exists():
-            (path / LOCK).unlink(missing_ok=True)
-        lock.release()
-        if created:
-            with suppress(OSError):
-                path.rmdir()
 
 
 def _claimed(path: Path, manifest: Manifest, force: bool) -> RunFolder:
     if not (path / MANIFEST).exists():
         return RunFolder(path, manifest, None, resumed=False)
-    held = read_manifest(path)
+    found = read_manifest(path)
     if force:
-        return RunFolder(path, manifest, held, resumed=False)
-    if held["settings_digest"] != manifest["settings_digest"]:
+        return RunFolder(path, manifest, found, resumed=False)
+    if found["settings_digest"] != manifest["settings_digest"]:
         raise RunError(
-            f"{path} holds another audit, of {held['trace'].get('source')} (changed: {_changed(held, manifest)})",
-            f"{_ELSEWHERE}, or --force to replace it",
+            f"{path} holds another audit, of {found['trace'].get('source')} (changed: {_changed(found, manifest)})",
+            f"{ELSEWHERE}, or --force to replace it",
         )
-    return RunFolder(path, held, None, resumed=True)
+    return RunFolder(path, found, None, resumed=True)
 
 
 def _changed(held: Manifest, wanted: Manifest) -> str:
@@ -205,20 +186,9 @@ def _changed(held: Manifest, wanted: Manifest) -> str:
     return ", ".join(name.replace("_", " ") for name in names) or "kvaudit's version"
 
 
-def _check_replaceable(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path} is a file", _ELSEWHERE)
-    with _system_refusals(path):
-        names = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    if names - {LOCK, MANIFEST + TEMPORARY} and MANIFEST not in names:
-        raise RunError(f"{path} is not empty and holds no audit", _ELSEWHERE)
-    if MANIFEST in names:
-        read_manifest(path)
-
-
 def remove_run(path: Path) -> None:
     """Take away all that a run wrote into a folder, and the folder where nothing else is in it."""
-    with _system_refusals(path):
+    with refusals(path):
         _remove_files(path, read_manifest(path))
         for name in (MANIFEST, LOCK):
             (path / name).unlink(missing_ok=True)
@@ -245,17 +215,3 @@ def _files(path: Path, manifest: Manifest) -> Iterator[Path]:
         yield table_path(path, table)
     for name in TEXTS:
         yield path / name
-
-
-def _changes(keys: Sequence[str], before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    return ", ".join(f"{key} was {before.get(key)}, is {now.get(key)}" for key in keys)
-
-
-@contextmanager
-def _system_refusals(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Timeout:
-        raise
-    except OSError as error:
-        raise RunError(f"cannot write to {path}: {error.strerror or error}", _ELSEWHERE) from error

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import orjson
-from filelock import FileLock, Timeout
 
 from kvaudit import __version__
 from kvaudit.engines import Engine, Switches
@@ -19,7 +18,8 @@ from kvaudit.plan import Plan
 from kvaudit.records import Trace
 from kvaudit.schema import SCHEMA_VERSION
 from kvaudit.store import new_manifest, remove_run
-from kvaudit.store.layout import LOCK, MANIFEST, TEMPORARY, check_schema_version
+from kvaudit.store.holding import ELSEWHERE, check_same_engine, held
+from kvaudit.store.layout import MANIFEST, check_schema_version
 from kvaudit.store.manifest import engine_facts
 from kvaudit.store.writing import write_bytes
 from kvaudit.study.grid import RATIO, Cell, StudyGrid
@@ -31,7 +31,7 @@ VARYING = frozenset({"switches", RATIO})
 """What an engine says of itself that differs from cell to cell."""
 
 Described = dict[str, Any]
-_ELSEWHERE = "choose another folder with -o"
+_NEEDED = frozenset({"settings", "axes", "same", "skipped", "refused", "failed", "engine", "max_noise"})
 
 
 class StudyFolder:
@@ -51,15 +51,8 @@ class StudyFolder:
         """
         description = {**engine.describe(), "tokenizer_digest": engine.tokenizer.digest}
         facts = {name: value for name, value in engine_facts(description).items() if name not in VARYING}
-        began_with = self.described["engine"]
-        if began_with is not None and began_with != facts:
-            changed = [name for name in sorted({*facts, *began_with}) if facts.get(name) != began_with.get(name)]
-            told = ", ".join(f"{name} was {began_with.get(name)}, is {facts.get(name)}" for name in changed)
-            raise RunError(
-                f"{self.path} was begun with another engine: {told}",
-                f"make that as it was, {_ELSEWHERE}, or --force to replace it",
-            )
-        if began_with is None:
+        check_same_engine(self.path, self.described["engine"], facts)
+        if self.described["engine"] is None:
             if self._replaced is not None:
                 self._remove_cells(self._replaced, but=opened)
             self.described["engine"] = facts
@@ -71,6 +64,12 @@ class StudyFolder:
             self.described["refused"][cell] = why
             if self.described["engine"] is not None:
                 self._write()
+
+    def set_failed(self, cell: str, why: Mapping[str, str]) -> None:
+        """Keep which policies failed in a cell, and with what error; without any, that none does any more."""
+        if self.described["failed"].get(cell, {}) != why:
+            self.described["failed"] |= {cell: dict(why)}
+            self._write()
 
     def set_max_noise(self, limit: float) -> None:
         """The noise floor's limit may change from one replay to the next: no answer depends on it."""
@@ -124,6 +123,7 @@ def new_study(trace: Trace, grid: StudyGrid, plans: Mapping[str, Plan], max_nois
         "same": [asdict(same) for same in grid.same],
         "skipped": [asdict(skipped) for skipped in grid.skipped],
         "refused": {},
+        "failed": {},
         "engine": None,
     }
 
@@ -155,7 +155,16 @@ def read_study(path: Path) -> Described:
             found["kvaudit_version"], found["schema_version"], found["trace"]["digest"], found["kind"], found["cells"]
         )
         cells = [cell_of(cell) for cell in found["cells"]]
-        whole = bool(cells) and {"settings", "axes", "same", "skipped", "refused", "engine", "max_noise"} <= set(found)
+        whole = bool(cells) and {
+            "settings",
+            "axes",
+            "same",
+            "skipped",
+            "refused",
+            "failed",
+            "engine",
+            "max_noise",
+        } <= set(found)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{file} is damaged: {error!r}", "run the study into another folder") from error
     if not whole or digest != found.get("study_digest"):
@@ -172,42 +181,22 @@ def open_study(path: Path, described: Described, *, force: bool = False) -> Iter
 
     Raises RunError when the folder holds something else: another study (unless `force`) or anything that is none.
     """
-    _check_replaceable(path)
-    created = not path.exists()
-    with _refusals(path):
-        path.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path / LOCK, blocking=False)
-    try:
-        with _refusals(path):
-            lock.acquire()
-    except Timeout as error:
-        raise RunError(f"another study is writing to {path}", f"wait until it is done, or {_ELSEWHERE}") from error
-    try:
+    with held(path, STUDY, read_study, writer="study", holds="study", below=CELLS):
         yield _claimed(path, described, force)
-    finally:
-        (path / f"{STUDY}{TEMPORARY}").unlink(missing_ok=True)
-        if not is_study(path):
-            (path / LOCK).unlink(missing_ok=True)
-            with suppress(OSError):
-                (path / CELLS).rmdir()
-        lock.release()
-        if created:
-            with suppress(OSError):
-                path.rmdir()
 
 
 def _claimed(path: Path, described: Described, force: bool) -> StudyFolder:
     if not is_study(path):
         return StudyFolder(path, described, None)
-    held = read_study(path)
+    found = read_study(path)
     if force:
-        return StudyFolder(path, described, held)
-    if held["study_digest"] != described["study_digest"]:
+        return StudyFolder(path, described, found)
+    if found["study_digest"] != described["study_digest"]:
         raise RunError(
-            f"{path} holds another study, of {held['trace'].get('source')} (changed: {_changed(held, described)})",
-            f"{_ELSEWHERE}, or --force to replace it",
+            f"{path} holds another study, of {found['trace'].get('source')} (changed: {_changed(found, described)})",
+            f"{ELSEWHERE}, or --force to replace it",
         )
-    return StudyFolder(path, held, None)
+    return StudyFolder(path, found, None)
 
 
 def _changed(held: Described, wanted: Described) -> str:
@@ -217,17 +206,6 @@ def _changed(held: Described, wanted: Described) -> str:
     policies = [{policy for cell in study["cells"] for policy in cell["policies"]} for study in (held, wanted)]
     names += ["policies"] if policies[0] != policies[1] else []
     return ", ".join(name.replace("_", " ") for name in names) or "a policy's source or kvaudit's version"
-
-
-def _check_replaceable(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise RunError(f"{path} is a file", _ELSEWHERE)
-    with _refusals(path):
-        names = {entry.name for entry in path.iterdir()} if path.exists() else set()
-    if names - {LOCK, f"{STUDY}{TEMPORARY}", CELLS} and STUDY not in names:
-        raise RunError(f"{path} is not empty and holds no study", _ELSEWHERE)
-    if CELLS in names and STUDY not in names and any((path / CELLS).iterdir()):
-        raise RunError(f"{path} is not empty and holds no study", _ELSEWHERE)
 
 
 def _described(cell: Cell, plan: Plan, digest: str) -> dict[str, Any]:
@@ -243,13 +221,3 @@ def _described(cell: Cell, plan: Plan, digest: str) -> dict[str, Any]:
 def _digest(version: str, schema: int, trace: str, kind: str, cells: Sequence[Mapping[str, Any]]) -> str:
     identity = {"kvaudit": version, "schema": schema, "trace": trace, "kind": kind, "cells": list(cells)}
     return sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-@contextmanager
-def _refusals(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except Timeout:
-        raise
-    except OSError as error:
-        raise RunError(f"cannot write to {path}: {error.strerror or error}", _ELSEWHERE) from error

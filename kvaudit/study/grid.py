@@ -91,10 +91,6 @@ class StudyGrid:
     same: tuple[Same, ...] = ()
     skipped: tuple[Skipped, ...] = ()
 
-    def arms(self, orders: int) -> int:
-        """Arms that run: full prefill twice, and each policy of each cell in every order and under both controls."""
-        return 2 + sum(len(cell.policies) * (orders + 2) for cell in self.cells)
-
 
 @dataclass
 class _Collected:

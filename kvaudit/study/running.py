@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 from kvaudit.analysis.audit import analyse
 from kvaudit.engines import Engine, EngineSettings
-from kvaudit.errors import KvauditError, UsageError
+from kvaudit.errors import EngineError, KvauditError, PolicyError, UsageError
 from kvaudit.plan import Plan
 from kvaudit.records import FULL_PREFILL, Trace
 from kvaudit.replay import Progress, Silent, replay
 from kvaudit.schema import QUERIES
 from kvaudit.schema.reference import queries
-from kvaudit.store import Run, new_manifest, open_folder
+from kvaudit.store import Run, RunFolder, new_manifest, open_folder
 from kvaudit.study.folder import StudyFolder
 from kvaudit.study.grid import Cell, StudyGrid
 from kvaudit.study.results import CellResults, cell_results
 
 OpenEngine = Callable[[EngineSettings], Engine]
+
+
+def arms_to_run(plans: Iterable[Plan]) -> int:
+    """Arms that a study of these cells runs: those of each cell's policies, and full prefill's once."""
+    arms = [arm for plan in plans for arm in plan.arms]
+    return sum(arm.policy != FULL_PREFILL for arm in arms) + len({a.arm_id for a in arms if a.policy == FULL_PREFILL})
 
 
 class CellRefusedError(KvauditError):
@@ -45,8 +52,9 @@ class Study:
     def run(self) -> Iterator[CellResults]:
         """Run or take up every cell, and give what came out of each, in order.
 
-        A cell with which the engine does not open is skipped, and study.json says why. Raises the first such refusal
-        when the engine opens with no cell at all.
+        A cell with which the engine does not open is skipped, and a policy that fails in a cell is left out of it:
+        study.json says why. Raises the first refusal when the engine opens with no cell at all, and EngineError when
+        full prefill fails, since every cell would be held against it.
         """
         opener, progress = _Opener(self.open_engine, self.folder), _StudyProgress(self)
         source: Run | None = None
@@ -76,7 +84,7 @@ class Study:
             progress.cell(cell.name, len(plan.arms), len(shared))
             kept = {arm.arm_id for arm in plan.arms} <= folder.finished
             if source is None or kept:
-                replay(self.trace, lambda: opener.open_alone(cell, plan.settings), plan, folder, progress)
+                self._replay(cell, plan, folder, lambda: opener.open_alone(cell, plan.settings), opener, progress)
             else:
                 engine = opener.open(cell, plan.settings)
                 try:
@@ -84,13 +92,42 @@ class Study:
                 except BaseException:
                     engine.close()
                     raise
-                replay(self.trace, lambda: engine, plan, folder, progress)
+                self._replay(cell, plan, folder, lambda: engine, opener, progress)
             folder.set_max_noise(self.max_noise)
             audit = analyse(folder.run)
             folder.write_table("comparisons", audit.comparisons.to_batches())
             folder.write_table("summary", audit.summary.to_batches())
             folder.write_text(QUERIES, queries())
             return folder.run, cell_results(cell, audit)
+
+    def _replay(
+        self,
+        cell: Cell,
+        plan: Plan,
+        folder: RunFolder,
+        open_first: Callable[[], Engine],
+        opener: _Opener,
+        progress: _StudyProgress,
+    ) -> None:
+        """Every arm of the cell but those of policies that fail: each is left out from there on, and the others go on
+        with a newly opened engine. A policy that failed before is tried again."""
+        failed: dict[str, str] = {}
+        opening = open_first
+        while plan.specs:
+            try:
+                replay(self.trace, opening, plan, folder, progress)
+                break
+            except (EngineError, PolicyError) as error:
+                arm = next((arm for arm in plan.arms if arm.arm_id == progress.running), None)
+                if arm is None or arm.policy == FULL_PREFILL:
+                    raise
+                failed[arm.policy] = error.message
+                self.told(f"{cell.name}: policy {arm.policy} failed and is left out: {error.message}")
+                progress.left_out(sum(other.policy == arm.policy for other in plan.arms))
+                plan = replace(plan, specs=tuple(spec for spec in plan.specs if spec.name != arm.policy))
+                folder.take_stock()
+                opening = partial(opener.open_alone, cell, plan.settings)
+        self.folder.set_failed(cell.name, failed)
 
 
 class _Opener:
@@ -121,12 +158,16 @@ class _Opener:
 
 
 class _StudyProgress:
-    """A study's progress, told as that of one replay: copies of full prefill are no work and are not counted."""
+    """A study's progress, told as that of one replay: copies of full prefill are no work and are not counted.
+
+    `running` is the arm that runs now, None while its engine is being opened.
+    """
 
     def __init__(self, study: Study) -> None:
         self._shown, self._told = study.progress, study.told
         self._requests = len(study.trace.requests)
-        self._arms = study.grid.arms(len(next(iter(study.plans.values())).orders))
+        self._arms = arms_to_run(study.plans.values())
+        self.running: str | None = None
         self._name, self._before, self._own, self._shared = "", 0, 0, 0
         self._began: float | None = None
         self._estimated = False
@@ -135,11 +176,17 @@ class _StudyProgress:
         self._before += self._own
         self._name, self._own, self._shared = name, arms - shared, shared
 
+    def left_out(self, arms: int) -> None:
+        """So many arms of this cell are not run any more."""
+        self._own, self._arms = self._own - arms, self._arms - arms
+
     def begin(self, total: int, done: int) -> None:
+        self.running = None
         copied = min(done, self._shared * self._requests)
         self._shown.begin(self._arms * self._requests, self._before * self._requests + done - copied)
 
     def arm(self, arm_id: str, number: int, arms: int) -> None:
+        self.running = arm_id
         place = self._before + number - self._shared
         self._estimate(self._arms - place + 1)
         self._shown.arm(f"{self._name}: {arm_id}", place, self._arms)

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pyarrow as pa
 import pytest
-from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
+from audit_runs import BuiltRun, arm_lines, clean, full_prefill, rounded, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -362,7 +362,9 @@ def three_policies_with_an_expected_answer() -> BuiltRun:
         arm_lines(name, {"chronological": words, "reversed": full, "shuffle-1": words}, full, words)
         for name, words in (("p", full), ("q", "a b c d x x"), ("r", "x x x x x f"))
     ]
-    return run(full_prefill(full) + "\n".join(lines), expected=full.split())
+    control = f"\np reversed rounding : {full}"
+    columns = rounded("p.reversed", "p.reversed.rounding")
+    return run(full_prefill(full) + "\n".join(lines) + control, expected=full.split(), columns=columns)
 
 
 def test_every_figure_is_described_and_nothing_else_is():

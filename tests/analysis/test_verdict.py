@@ -15,7 +15,7 @@ from kvaudit.analysis.gates import GateResult, Gates
 from kvaudit.analysis.limits import MAX_NOISE
 from kvaudit.analysis.verdict import EXIT_CODES, Verdict, decide
 from kvaudit.errors import UsageError
-from kvaudit.reports.words import finding_details
+from kvaudit.reports.words.findings import finding_details
 from kvaudit.schema import TABLES
 
 WORDS = "a b c d"

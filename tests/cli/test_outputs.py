@@ -3,7 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from kvaudit.cli.outputs import Destination, append_step_summary, destinations, write_file, write_folder
+from kvaudit.cli.outputs import (
+    Destination,
+    append_step_summary,
+    destinations,
+    exit_code,
+    write_file,
+    write_folder,
+)
 from kvaudit.errors import RunError, UsageError
 
 
@@ -184,3 +191,14 @@ def test_a_device_is_no_step_summary(monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/dev/full")
     with pytest.raises(RunError, match="no file"):
         append_step_summary(lambda room: "text", 1000)
+
+
+@pytest.mark.parametrize(("of_verdict", "exit_zero", "code"), [(0, True, 0), (4, False, 4), (0, False, 0)])
+def test_an_exit_code_that_is_the_verdicts_needs_no_word(capsys, of_verdict, exit_zero, code):
+    assert exit_code(of_verdict, exit_zero) == code
+    assert capsys.readouterr().err == ""
+
+
+def test_an_exit_code_that_is_not_the_verdicts_is_told(capsys):
+    assert exit_code(1, exit_zero=True) == 0
+    assert capsys.readouterr().err == "kvaudit: exit code 0 since --exit-zero is set; by the verdict it is 1\n"

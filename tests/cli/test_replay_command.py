@@ -9,34 +9,20 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from arm_progress import told_else, told_of_arms
 from fakes import rolling_trace, write_trace
 
-from kvaudit import cli
 from kvaudit.schema.reference import queries
 from kvaudit.store import open_run
 
 REQUESTS = 6
-ARMS = 2 + 2 * (3 + 2)
+ARMS = 2 + 2 * (3 + 2 + 2)
 SCRIPTED = ("--engine", "scripted", "--orders", "3", "--recompute-ratio", "0.5")
 
 
 @pytest.fixture
 def trace(tmp_path):
     return write_trace(tmp_path / "rolling.jsonl", rolling_trace(REQUESTS, window=3))
-
-
-@pytest.fixture
-def kvaudit(monkeypatch, capsys, tmp_path):
-    """Run the command line here: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kvaudit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return left.value.code, *capsys.readouterr()
-
-    return run
 
 
 def process(*arguments, **options):
@@ -73,7 +59,7 @@ def test_a_replay_says_what_it_found_and_how_to_read_on(kvaudit, trace, tmp_path
     code, out, err = kvaudit("replay", trace, *SCRIPTED, "-o", "my runs/first")
     *headline, command = out.splitlines()
     assert code == 0
-    assert err == ""
+    assert told_else(err) == ""
     assert headline[0].startswith("token-topk: none seen.")
     assert headline[1].startswith("document-aligned: none seen.")
     assert command == "Report: kvaudit report 'my runs/first'"
@@ -112,7 +98,7 @@ def test_the_same_command_finds_its_folder_and_computes_nothing_again(kvaudit, t
     finished = open_run(folder).manifest["finished"]
     assert err == f"nothing was replayed: all {ARMS} arms were finished on {finished}; --force replays them\n"
     assert {file: file.stat().st_mtime_ns for file in folder.glob("observations/*")} == before
-    assert kvaudit("replay", trace, *SCRIPTED, "--force")[2] == ""
+    assert kvaudit("replay", trace, *SCRIPTED, "--force")[2].startswith("arm 1 of ")
     kvaudit("replay", trace, *SCRIPTED, "--seed", "1")
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
@@ -121,7 +107,7 @@ def test_a_policy_that_was_edited_is_another_audit(kvaudit, trace, tmp_path, mon
     kvaudit("replay", trace, *SCRIPTED)
     kvaudit("replay", trace, *SCRIPTED, "-o", "run")
     monkeypatch.setattr("kvaudit.policy_specs.source_digest", lambda policy: "edited")
-    assert kvaudit("replay", trace, *SCRIPTED)[2] == ""
+    assert told_of_arms(kvaudit("replay", trace, *SCRIPTED)[2])
     assert len(list((tmp_path / "runs").iterdir())) == 2
     code, out, err = kvaudit("replay", trace, *SCRIPTED, "-o", "run")
     assert (code, out) == (2, "")
@@ -132,7 +118,7 @@ def test_requests_without_a_limit_are_told(kvaudit, tmp_path):
     lines = [f'{{"messages": [{{"role": "user", "content": "{number}"}}]}}' for number in range(3)]
     (tmp_path / "chats.jsonl").write_text("\n".join(lines))
     err = kvaudit("replay", "chats.jsonl", *SCRIPTED)[2]
-    assert err == (
+    assert told_else(err) == (
         "3 requests set no max_tokens: 16 are replayed (`kvaudit record import --max-tokens` sets another limit)\n"
     )
 
@@ -174,6 +160,15 @@ def test_another_audit_is_replaced_with_force_only(kvaudit, trace, tmp_path):
     assert open_run(tmp_path / "run").manifest["settings"]["seed"] == 1
 
 
+def test_piped_progress_is_a_line_for_each_arm_that_runs(kvaudit, trace, tmp_path):
+    err = kvaudit("replay", trace, *SCRIPTED, "-o", "run")[2]
+    planned = [arm.arm_id for arm in open_run(tmp_path / "run").arms()]
+    assert told_of_arms(err) == [(number, ARMS, arm) for number, arm in enumerate(planned, 1)]
+    assert f": finished, {REQUESTS} requests in " in err
+    (tmp_path / "run/observations" / f"{planned[5]}.parquet").unlink()
+    assert told_of_arms(kvaudit("replay", trace, *SCRIPTED, "-o", "run")[2]) == [(6, ARMS, planned[5])]
+
+
 @pytest.mark.slow
 def test_progress_shows_at_a_terminal(trace, tmp_path):
     ours, theirs = pty.openpty()
@@ -189,6 +184,7 @@ def test_progress_shows_at_a_terminal(trace, tmp_path):
     assert running.returncode == 0
     assert f"of {ARMS}".encode() in shown
     assert f"/{ARMS * REQUESTS}".encode() in shown
+    assert b": finished" not in shown
 
 
 # Bad input: one line, the right code, nothing written
@@ -293,6 +289,7 @@ def test_a_read_only_folder_is_one_line(kvaudit, trace, tmp_path):
 def test_an_engine_that_fails_names_arm_and_request_and_keeps_finished_arms(kvaudit, trace, tmp_path):
     code, out, err = kvaudit("replay", trace, *SCRIPTED, *fault("crash", "at=r4"), "-o", "run")
     assert (code, out) == (3, "")
+    assert told_of_arms(err) == []
     assert err.splitlines()[0] == (
         "kvaudit: error: arm full-prefill.chronological, request 'r4': RuntimeError: the planted crash"
     )
@@ -334,7 +331,7 @@ def test_ctrl_c_keeps_finished_arms_and_says_how_to_go_on(slow, tmp_path):
         out, err = running.communicate()
     finished = finished_arms(tmp_path / "run")
     assert (running.returncode, out) == (130, "")
-    assert err.splitlines() == [
+    assert told_else(err).splitlines() == [
         f"kvaudit: error: interrupted: {finished} of {ARMS} arms are finished and kept in {tmp_path / 'run'}",
         "kvaudit: hint: the same command goes on from there",
     ]

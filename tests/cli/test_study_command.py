@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
+from arm_progress import told_else, told_of_arms
 from fakes import rolling_trace, write_trace
 
-from kvaudit import cli
 from kvaudit.study.folder import read_study
 
 SCRIPTED = ("--engine", "scripted", "--orders", "2")
@@ -23,20 +23,6 @@ def trace(tmp_path):
     return write_trace(tmp_path / "rolling.jsonl", rolling_trace(REQUESTS, window=3))
 
 
-@pytest.fixture
-def kvaudit(monkeypatch, capsys, tmp_path):
-    """Run the command line here: exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["kvaudit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return left.value.code, *capsys.readouterr()
-
-    return run
-
-
 def cells(path):
     return {cell["name"]: cell for cell in read_study(path)["cells"]}
 
@@ -44,13 +30,15 @@ def cells(path):
 def test_a_study_says_what_it_will_do_and_what_it_found(kvaudit, trace, tmp_path):
     code, out, err = kvaudit("replay", trace, *SCRIPTED, "--study", "budgets", "-o", "s")
     assert code == 0
-    first, estimate = err.splitlines()
-    arms = 2 + 7 * 2 * 4
+    first, estimate = told_else(err).splitlines()
+    arms = 2 + 7 * 2 * (4 + 2)
     assert first == (
         f"study of budgets: 7 cells, {arms} arms of 5 requests: {arms * REQUESTS} serves, full prefill in the first "
         "cell only"
     )
     assert estimate.startswith("the first arm took ")
+    assert [number for number, *_ in told_of_arms(err)] == list(range(1, arms + 1))
+    assert told_of_arms(err)[-1] == (arms, arms, "50-percent: document-aligned.reversed.rounding")
     *told, verdict, command = out.splitlines()
     assert told[0].startswith("token-topk: from 1 % on every answer equals full prefill's")
     assert verdict == "Study: conclusive (7 cells; exit code 0)"
@@ -124,6 +112,44 @@ def test_an_inconclusive_study_ends_in_4(kvaudit, trace):
     assert "Study: inconclusive (1 row of 1 inconclusive of 1 cell; exit code 4)" in out
     assert kvaudit("report", "s")[0] == 4
     assert kvaudit("report", "s", "--exit-zero")[0] == 0
+
+
+BROKEN = """
+from kvaudit.policies import Policy
+
+
+class Broken(Policy):
+    name = "broken"
+    needs = frozenset()
+
+    def select(self, context):
+        if context.request_id == "r2":
+            raise ValueError("planted")
+        return context.positions[: context.k]
+"""
+
+
+def test_a_study_with_a_failed_policy_ends_in_3_and_says_where(kvaudit, trace, tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    both = ("--policy", "./broken.py:Broken", "--policy", "none")
+    code, out, err = kvaudit("replay", trace, *SCRIPTED, *both, "--study", "policies", "-o", "s")
+    assert code == 3
+    why = "arm broken.chronological, request 'r2': "
+    assert f"cell: policy broken failed and is left out: {why}" in err
+    assert not any("broken" in arm for *_, arm in told_of_arms(err))
+    assert "Study: incomplete (broken failed in 1 of 1 cell; exit code 3)" in out
+    code, out, _ = kvaudit("report", "s", "-o", "s.json")
+    assert code == 3
+    found = json.loads((tmp_path / "s.json").read_text())
+    (failure,) = found["failed"]
+    assert (failure["cell"], failure["policy"]) == ("cell", "broken")
+    assert failure["why"].startswith(why)
+    assert [row["policy"] for row in found["rows"]] == ["none"]
+    code, out, _ = kvaudit("report", "s")
+    assert code == 3
+    assert f"cell: policy broken failed: {why}" in " ".join(out.split())
+    code, _, err = kvaudit("report", "s", "--exit-zero")
+    assert (code, err) == (0, "kvaudit: exit code 0 since --exit-zero is set; by the verdict it is 3\n")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,14 @@ def test_without_any_chunk_everything_competes() -> None:
     assert checked_selection(CacheClip(), context).tolist() == [1]
 
 
+def test_windows_that_are_equal_over_three_heads_are_not_parted_by_rounding() -> None:
+    """Both windows have a mean of 2.125 over heads, so that the first is ranked first and does not fit. Of thirds,
+    which are no binary numbers, the second would have more."""
+    attention = np.array([[0, 0, 2.625, 1.625, 2.125], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=np.float32)
+    context = context_of("d2 d3", [0.0] * 5, 1, needs=CacheClip.needs, auxiliary=attention)
+    assert checked_selection(CacheClip(group=2), context).tolist() == [2]
+
+
 def slow_cacheclip(context: SelectionContext, group: int) -> list[int]:
     positions = context.positions.tolist()
     attention = dict(zip(positions, context.auxiliary_attention().sum(axis=0).tolist(), strict=True))

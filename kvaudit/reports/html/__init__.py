@@ -22,7 +22,9 @@ def render(audit: Audit, out: TextIO) -> None:
     from markupsafe import Markup
 
     from kvaudit.reports.html.page import facts, sections
-    from kvaudit.reports.words import finding_line, gate_sentence, gates_source, verdict_line
+    from kvaudit.reports.words.findings import finding_line
+    from kvaudit.reports.words.gates import gate_sentence
+    from kvaudit.reports.words.verdict import gates_source, verdict_line
 
     environment = Environment(
         autoescape=True,
@@ -50,7 +52,7 @@ def render(audit: Audit, out: TextIO) -> None:
 
 def _details(finding: Finding) -> list[str]:
     """A single reason already stands in the finding's line."""
-    from kvaudit.reports.words import finding_details
+    from kvaudit.reports.words.findings import finding_details
 
     return finding_details(finding)[len(finding.reasons) == 1 :]
 

@@ -10,7 +10,8 @@ from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL, REVERSED
 from kvaudit.reports.html.charts import Group, Point, forest
 from kvaudit.reports.html.drawing import Mark, key, order_mark, policy_mark
 from kvaudit.reports.html.parts import Key, Picture, Section, Table, listed, short, table
-from kvaudit.reports.words import condition, counted, interval, number, percent, small
+from kvaudit.reports.words.figures import CONTROL_METRICS, CONTROLS_NOTE, condition, controlled, place_condition
+from kvaudit.reports.words.numbers import counted, interval, number, percent, small
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -33,17 +34,13 @@ def sections(audit: Audit) -> Iterator[Section]:
 
 def controls(audit: Audit) -> Section:
     rows = [
-        [name, short(figure.policy), percent(figure.value), interval(figure), f"{figure.n or 0:,}"]
-        for metric, name in (("noise_floor", "noise floor"), ("repeat_disagreement", "repeat"))
+        [CONTROL_METRICS[metric], controlled(figure), percent(figure.value), interval(figure), f"{figure.n or 0:,}"]
+        for metric in CONTROL_METRICS
         for figure in _measured(select(audit.figures, metric))
     ]
     columns = ("control", "policy", "differ", "95 % interval", "requests")
-    notes = (
-        "Noise floor: full prefill against full prefill. Repeat: the chronological order of a policy against itself. "
-        "Where either differs, not every difference between orders is history.",
-    )
     lead = ("A second run of the same order from an empty cache: it should reproduce every answer.",)
-    found = table("Answers that a second run did not reproduce", columns, rows, notes, labels=2)
+    found = table("Answers that a second run did not reproduce", columns, rows, (CONTROLS_NOTE,), labels=2)
     return Section("controls", "Controls", lead if found else (), tables=tuple(found))
 
 
@@ -103,7 +100,7 @@ def _order_picture(audit: Audit, fidelity: Sequence[Figure]) -> Iterator[Picture
     groups = []
     for place in places:
         there = [figure for figure in shown if (figure.order, figure.control) == place]
-        label = "cache emptied before each request (reset)" if place[1] == "reset" else place[0] or ""
+        label = "cache emptied before each request (reset)" if place[1] == "reset" else place_condition(*place)
         groups.append(Group(label, [point(figure, mark_of(audit, figure.policy)) for figure in there]))
     summary = (
         "Fidelity to full prefill in each request order, with 95 % intervals: "

@@ -12,7 +12,9 @@ from kvaudit.analysis.baseline import Baseline, Flips
 from kvaudit.reports.escape import excerpt
 from kvaudit.reports.html.contrasts import contrast
 from kvaudit.reports.html.parts import Section, Table, short, table
-from kvaudit.reports.words import baseline_lines, condition, counted, names, percent
+from kvaudit.reports.words.baseline import baseline_lines
+from kvaudit.reports.words.figures import condition
+from kvaudit.reports.words.numbers import counted, names, percent
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

@@ -11,18 +11,9 @@ from kvaudit.reports.html.answers import point
 from kvaudit.reports.html.charts import Group, forest
 from kvaudit.reports.html.drawing import key, order_mark
 from kvaudit.reports.html.parts import Picture, Section, Table, listed, short, table
-from kvaudit.reports.words import (
-    OWN_ERROR,
-    POWER_NOTE,
-    cochran_sentence,
-    condition,
-    counted,
-    interval,
-    p_value,
-    points,
-    power_rows,
-    tested,
-)
+from kvaudit.reports.words.figures import POWER_NOTE, cochran_sentence, condition, power_rows, tested
+from kvaudit.reports.words.findings import OWN_ERROR
+from kvaudit.reports.words.numbers import counted, interval, p_value, points
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

@@ -21,7 +21,7 @@ from kvaudit.reports.html.charts import (
     requests_a_column,
 )
 from kvaudit.reports.html.parts import Key, Picture, Section, listed, short
-from kvaudit.reports.words import counted, number
+from kvaudit.reports.words.numbers import counted, number
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

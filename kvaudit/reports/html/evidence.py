@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from kvaudit.analysis.examples import Example, Origin
 from kvaudit.reports.escape import excerpt, first_difference
 from kvaudit.reports.html.parts import Exhibit, Quote, Section, Table, short, table
-from kvaudit.reports.words import answer_facts, context_sentence, counted, names
+from kvaudit.reports.words.examples import answer_facts, context_sentence
+from kvaudit.reports.words.numbers import counted, names
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvaudit.analysis.audit import section
 from kvaudit.reports.html import answers, context, contrasts, damage, evidence, work
 from kvaudit.reports.html.parts import Section, short
-from kvaudit.reports.words import counted
+from kvaudit.reports.words.numbers import counted
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

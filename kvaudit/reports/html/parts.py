@@ -9,7 +9,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from kvaudit.reports.escape import visible
-from kvaudit.reports.words import counted
+from kvaudit.reports.words.numbers import counted
 
 MOST_ROWS = 100
 OPEN_ROWS = 14

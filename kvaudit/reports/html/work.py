@@ -13,7 +13,8 @@ from kvaudit.reports.html.answers import at, mark_of, policy_keys
 from kvaudit.reports.html.charts import Curve, curves, scatter
 from kvaudit.reports.html.drawing import policy_mark
 from kvaudit.reports.html.parts import Picture, Section, Table, listed, short, table
-from kvaudit.reports.words import condition, equality_sentences, number, percent, small
+from kvaudit.reports.words.figures import condition, equality_sentences
+from kvaudit.reports.words.numbers import number, percent, small
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

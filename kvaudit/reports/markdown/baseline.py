@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from kvaudit.analysis.baseline import Baseline, Change
 from kvaudit.reports.markdown.layout import Block, code, folded, html_code, prose, table_head, table_row
 from kvaudit.reports.markdown.lists import setting_value
-from kvaudit.reports.words import baseline_lines, change_cells, condition, counted
+from kvaudit.reports.words.baseline import baseline_lines, change_cells
+from kvaudit.reports.words.figures import condition
+from kvaudit.reports.words.numbers import counted
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

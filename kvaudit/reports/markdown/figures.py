@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING
 
 from kvaudit.analysis.figures import POINTS, Figure
 from kvaudit.reports.markdown.layout import Block, prose, table_head, table_row
-from kvaudit.reports.words import (
-    OWN_ERROR,
+from kvaudit.reports.words.figures import (
+    CONTROL_METRICS,
+    CONTROLS_NOTE,
     POWER_NOTE,
     cochran_sentence,
     condition,
-    counted,
+    controlled,
     equality_sentences,
-    interval,
-    number,
-    p_value,
-    percent,
-    points,
     power_rows,
-    small,
     tested,
 )
+from kvaudit.reports.words.findings import OWN_ERROR
+from kvaudit.reports.words.numbers import counted, interval, number, p_value, percent, points, small
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -184,15 +181,15 @@ def _history(figures: Index) -> Iterator[Block]:
 
 
 def _controls(figures: Index) -> Iterator[Block]:
-    titles = {"noise_floor": "noise floor", "repeat_disagreement": "repeat"}
     yield from figure_table(
         "Controls: a second run of the same order from an empty cache",
         ("Control", "Policy", "Differ", "95 % interval", "Requests"),
-        [figure for metric in titles for figure in figures.of(metric)],
+        [figure for metric in CONTROL_METRICS for figure in figures.of(metric)],
         lambda figure: table_row(
-            [titles[figure.metric], figure.policy], [percent(figure.value), interval(figure), f"{figure.n or 0:,}"]
+            [CONTROL_METRICS[figure.metric], controlled(figure)],
+            [percent(figure.value), interval(figure), f"{figure.n or 0:,}"],
         ),
-        "",
+        CONTROLS_NOTE,
     )
 
 

@@ -11,7 +11,8 @@ from kvaudit.analysis.audit import section
 from kvaudit.analysis.examples import Example
 from kvaudit.reports.escape import EXCERPT, first_difference
 from kvaudit.reports.markdown.layout import Block, code, folded, html_code, prose
-from kvaudit.reports.words import MOST_NAMES, answer_facts, context_sentence, counted
+from kvaudit.reports.words.examples import answer_facts, context_sentence
+from kvaudit.reports.words.numbers import MOST_NAMES, counted
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

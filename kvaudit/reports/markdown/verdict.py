@@ -9,7 +9,10 @@ from kvaudit import __version__
 from kvaudit.analysis.audit import section
 from kvaudit.analysis.findings import Finding
 from kvaudit.reports.markdown.layout import Block, code, in_cell, prose, table_head
-from kvaudit.reports.words import counted, finding_details, finding_line, gate_sentence, gates_source, verdict_line
+from kvaudit.reports.words.findings import finding_details, finding_line
+from kvaudit.reports.words.gates import gate_sentence
+from kvaudit.reports.words.numbers import counted
+from kvaudit.reports.words.verdict import gates_source, verdict_line
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

@@ -12,7 +12,9 @@ from jinja2 import Environment, StrictUndefined
 
 from kvaudit.analysis.audit import section
 from kvaudit.reports.escape import excerpt, visible
-from kvaudit.reports.words import finding_details, finding_line, gate_sentence, verdict_line
+from kvaudit.reports.words.findings import finding_details, finding_line
+from kvaudit.reports.words.gates import gate_sentence
+from kvaudit.reports.words.verdict import verdict_line
 from kvaudit.schema.reference import as_markdown, files_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from kvaudit.reports.terminal import answers, baseline, costs, examples, settings
 from kvaudit.reports.terminal.layout import heading, sentences
-from kvaudit.reports.words import finding_details, finding_line, gate_sentence, gates_source, verdict_line
+from kvaudit.reports.words.findings import finding_details, finding_line
+from kvaudit.reports.words.gates import gate_sentence
+from kvaudit.reports.words.verdict import gates_source, verdict_line
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

@@ -10,20 +10,16 @@ from rich.console import RenderableType
 from kvaudit.analysis.figures import POINTS, Figure, requests_metric, select
 from kvaudit.records import FULL_PREFILL
 from kvaudit.reports.terminal.layout import condition, figure_at, grouped_table, heading, place_of, sentences, table
-from kvaudit.reports.words import (
-    OWN_ERROR,
+from kvaudit.reports.words.figures import (
+    CONTROL_METRICS,
     POWER_NOTE,
     cochran_sentence,
-    counted,
-    interval,
-    number,
-    p_value,
-    percent,
-    points,
+    controlled,
     power_rows,
-    small,
     tested,
 )
+from kvaudit.reports.words.findings import OWN_ERROR
+from kvaudit.reports.words.numbers import counted, interval, number, p_value, percent, points, small
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -198,8 +194,8 @@ def _history_and_own_error(audit: Audit) -> Iterator[RenderableType]:
 
 def _controls(audit: Audit) -> Iterator[RenderableType]:
     rows = [
-        ["noise floor" if metric == "noise_floor" else "repeat", figure.policy or "", *_disagreement(figure)]
-        for metric in ("noise_floor", "repeat_disagreement")
+        [CONTROL_METRICS[metric], controlled(figure), *_disagreement(figure)]
+        for metric in CONTROL_METRICS
         for figure in select(audit.figures, metric)
     ]
     if rows:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from kvaudit.analysis.baseline import Baseline
 from kvaudit.reports.terminal.layout import condition, grouped_table, heading, place_of, sentences
-from kvaudit.reports.words import baseline_lines, change_cells, flips_line, setting_lines
+from kvaudit.reports.words.baseline import baseline_lines, change_cells, flips_line, setting_lines
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

@@ -18,7 +18,8 @@ from kvaudit.reports.terminal.layout import (
     sentences,
     table,
 )
-from kvaudit.reports.words import equality_sentences, number, percent, small
+from kvaudit.reports.words.figures import equality_sentences
+from kvaudit.reports.words.numbers import number, percent, small
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

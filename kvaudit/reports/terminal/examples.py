@@ -14,7 +14,8 @@ from rich.text import Text
 from kvaudit.analysis.examples import Answer, Example, Origin
 from kvaudit.reports.escape import excerpt, first_difference, visible
 from kvaudit.reports.terminal.layout import heading, sentences
-from kvaudit.reports.words import context_sentence, counted, names, number
+from kvaudit.reports.words.examples import context_sentence
+from kvaudit.reports.words.numbers import counted, names, number
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit

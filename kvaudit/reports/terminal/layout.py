@@ -13,6 +13,7 @@ from rich.text import Text
 
 from kvaudit.analysis.figures import Figure, select
 from kvaudit.reports.escape import visible
+from kvaudit.reports.words.figures import place_condition
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -63,8 +64,7 @@ def place_of(figure: Figure) -> Place:
 
 
 def condition(place: Place) -> str:
-    """A row's order, or its control in brackets."""
-    return (place[1] or "") if place[2] == "none" else f"({place[2]})"
+    return place_condition(place[1], place[2])
 
 
 def figure_at(audit: Audit, metric: str, place: Place) -> Figure | None:

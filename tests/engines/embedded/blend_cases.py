@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from slow_reference import SlowEngine, SlowEntry, SlowResult
+from slow_reference import SlowEngine, SlowResult
+from slow_store import SlowEntry
 from tiny_models import TinyTokenizer, tiny_model
 
 from kvaudit.engines import PREFIX_LOOKUPS, EngineSettings, Lookup, Switches

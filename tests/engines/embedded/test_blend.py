@@ -28,7 +28,8 @@ from blend_cases import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_reference import SlowEngine, SlowEntry, SlowResult
+from slow_reference import SlowEngine, SlowResult
+from slow_store import SlowEntry
 from tiny_models import FAMILY_SETTINGS
 
 from kvaudit.engines import PRESETS, Gap, Lookup, Mask, Suffix, Switches, WriteBack

@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from blend_cases import engine_of, prompt_of
+from blend_cases import Wrapped, engine_of, prompt_of
 
 from kvaudit.engines import PRESETS, Mask
 from kvaudit.plugins import BUILT_IN, load
 from kvaudit.policies import (
-    BudgetContext,
     Floats,
-    Need,
     Policy,
     Positions,
     SelectionContext,
-    Start,
     checked_selection,
     ratio_budget,
 )
@@ -42,7 +39,7 @@ OWN_BUDGET = ("none", "all", "legolink:k=2")
 
 
 @dataclass(frozen=True)
-class Watched(Policy):
+class Watched(Wrapped):
     """A policy, and what it was asked and answered at each stage of each request."""
 
     policy: Policy
@@ -51,20 +48,6 @@ class Watched(Policy):
     @property
     def name(self) -> str:
         return self.policy.name
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        return self.policy.needs
-
-    @property
-    def start(self) -> Start:
-        return self.policy.start
-
-    def budget(self, request: BudgetContext) -> int:
-        return self.policy.budget(request)
-
-    def schedule(self, k: int, reusable: int, layers: int) -> Any:
-        return self.policy.schedule(k, reusable, layers)
 
     def select(self, context: SelectionContext) -> Positions:
         chosen = checked_selection(self.policy, context)
