@@ -8,7 +8,8 @@ effects, over the deviance between cells.
 The same requests are in every cell, so that cells are not independent, and no chi-square distribution is claimed for
 a deviance. What is claimed rests on blocks of requests, which are: intervals come from resampling blocks with all their
 cells, p-values from exchanging a switch's values within each block, all else equal, which is what chance would do if
-the switch had no effect. Shares do not depend on how much a block weighs, and neither do these.
+the switch had no effect. Shares do not depend on how much a block weighs, and neither do these. Cells that are copies
+of others give a block no more weight than it has.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import factorial
 
 import numpy as np
 
 from kvaudit.analysis import stats
+from kvaudit.analysis.exchange import exchanged
 from kvaudit.analysis.stats import Flags, Floats, Integers
 
 RESAMPLES = 200
 PERMUTATIONS = 9_999
+FEWEST_BLOCKS = 6
+"""Fewer are not resampled: 5 have 126 different resamples, in which the ends of a 95 % interval are single ones."""
 SURE = 0.975
 """The share of resamples in which a switch must explain most before that is said of it: of two switches that explain
 as much, each is the larger one by luck in 2.5 %."""
@@ -64,8 +67,11 @@ class Term:
     sequential: the deviance that it takes away when terms enter in the order of the table.
     marginal: the deviance that comes back when it alone is taken out, of all main effects or, for an interaction, of
     all main effects and two-way interactions. share: the marginal over the deviance between cells, with a 95 %
-    interval; largest: in which share of resamples it had more than any other switch. Both None for interactions.
-    smallest_p: the smallest p-value that so few blocks can give, adjusted as if it were the first of all switches.
+    interval; largest: in which share of resamples it had more than any other switch. Both None for interactions, and
+    of fewer blocks than `FEWEST_BLOCKS`. A resample in which cells do not differ, or one has nothing to compare, counts
+    for no switch and leaves shares open: it is 0 to the lower bound and 1 to the upper one.
+    smallest_p: the smallest p-value that so many blocks and permutations can give, adjusted as if it were the first of
+    all switches.
     """
 
     name: str
@@ -134,7 +140,7 @@ def deviance(responses: Responses, block: int, seed: int) -> Deviance:
         sequential = max(0.0, sequence[number] - sequence[number + 1])
         terms.append(Term(name, model.df(name), sequential, marginal, marginal / null))
     found = _tested(_resampled(terms, model, events, trials, seed), responses.factors, events, trials, seed)
-    return Deviance(cells, blocks, null, main, two_way, tuple(found), _explaining(found))
+    return Deviance(cells, blocks, null, main, two_way, tuple(found), _explaining(found, main))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +224,34 @@ def _refusal(model: _Model, cells: int, requests: int, events: Integers, trials:
 
 
 def _resampled(terms: Sequence[Term], model: _Model, events: Integers, trials: Integers, seed: int) -> list[Term]:
-    """Main effects with intervals of their shares, over resamples of blocks."""
-    blocks, rng = events.shape[1], np.random.default_rng(seed)
+    """Main effects with what resamples of blocks say of their shares; as they are where there are too few blocks."""
+    if events.shape[1] < FEWEST_BLOCKS:
+        return list(terms)
     names = [name for name in model.main if name in model.columns]
+    shares = _resampled_shares(names, model, events, trials, seed)
+    low = np.quantile(np.nan_to_num(shares, nan=0.0), stats.ALPHA / 2, axis=0)
+    high = np.quantile(np.nan_to_num(shares, nan=1.0), 1 - stats.ALPHA / 2, axis=0)
+    largest = np.mean(_is_largest(shares), axis=0)
+    at = {name: place for place, name in enumerate(names)}
+    return [
+        replace(
+            term,
+            share_low=float(low[at[term.name]]),
+            share_high=float(high[at[term.name]]),
+            largest=float(largest[at[term.name]]),
+        )
+        if term.name in at
+        else term
+        for term in terms
+    ]
+
+
+def _resampled_shares(names: Sequence[str], model: _Model, events: Integers, trials: Integers, seed: int) -> Floats:
+    """Each switch's share of the deviance between cells in each resample, [resamples, switches]; NaN where cells do not
+    differ, or nothing was compared in one of them."""
+    blocks, rng = events.shape[1], np.random.default_rng(seed)
     shares = np.full((RESAMPLES, len(names)), np.nan)
-    for draw in range(RESAMPLES if blocks > 1 else 0):
+    for draw in range(RESAMPLES):
         weights = rng.multinomial(blocks, np.full(blocks, 1 / blocks))
         table = events @ weights, trials @ weights
         if (table[1] == 0).any() or (null := model.left((), *table)) < _NOTHING:
@@ -230,23 +259,7 @@ def _resampled(terms: Sequence[Term], model: _Model, events: Integers, trials: I
         main = model.left(names, *table, QUICK_ITERATIONS)
         without = (model.left(_without(names, name), *table, QUICK_ITERATIONS) for name in names)
         shares[draw] = [max(0.0, left - main) / null for left in without]
-    shares = shares[~np.isnan(shares).any(axis=1)]
-    if not len(shares):
-        return list(terms)
-    winners = np.mean(_is_largest(shares), axis=0)
-    low, high = np.quantile(shares, (stats.ALPHA / 2, 1 - stats.ALPHA / 2), axis=0)
-    at = {name: place for place, name in enumerate(names)}
-    return [
-        replace(
-            term,
-            share_low=float(low[at[term.name]]),
-            share_high=float(high[at[term.name]]),
-            largest=float(winners[at[term.name]]),
-        )
-        if term.name in at
-        else term
-        for term in terms
-    ]
+    return shares
 
 
 def _is_largest(shares: Floats) -> Flags:
@@ -269,13 +282,14 @@ def _tested(
         levels, by_level = _matched(term.name, factors, events, trials)
         happened, of = by_level.sum(axis=2) if len(levels) > 1 else np.zeros((2, 0))
         shown = tuple(Level(level, float(a / b)) for level, a, b in zip(levels, happened, of, strict=False) if b)
-        found.append(replace(term, levels=shown, p_value=_permuted(by_level, seed) if len(levels) > 1 else None))
-    tested = [number for number, term in enumerate(found) if term.p_value is not None]
-    adjusted = stats.holm([found[number].p_value or 0.0 for number in tested])
-    for number, p in zip(tested, adjusted, strict=True):
-        # Exchanging values in all blocks alike leaves their spread as it is.
-        smallest = float(factorial(len(found[number].levels))) ** (1 - events.shape[1])
-        found[number] = replace(found[number], p_adjusted=p, smallest_p=min(1.0, len(tested) * smallest))
+        tested = exchanged(by_level[0], by_level[1], PERMUTATIONS, seed) if len(levels) > 1 else None
+        p, smallest = tested or (None, None)
+        found.append(replace(term, levels=shown, p_value=p, smallest_p=smallest))
+    family = [number for number, term in enumerate(found) if term.p_value is not None]
+    adjusted = stats.holm([found[number].p_value or 0.0 for number in family])
+    for number, p in zip(family, adjusted, strict=True):
+        smallest = min(1.0, len(family) * (found[number].smallest_p or 0.0))
+        found[number] = replace(found[number], p_adjusted=p, smallest_p=smallest)
     return found
 
 
@@ -296,47 +310,12 @@ def _matched(
     return levels, np.stack([events[places].sum(axis=0), trials[places].sum(axis=0)])
 
 
-def _permuted(by_level: Integers, seed: int) -> float | None:
-    """P-value of 'the switch has no effect': its values are exchanged within each block of requests.
-
-    The statistic is the variance between values of the mean over blocks of the share of events.
-    """
-    from scipy.stats import permutation_test
-
-    events, trials = by_level
-    known = (trials > 0).all(axis=0)
-    if not known.any():
-        return None
-    shares = events[:, known] / trials[:, known]
-
-    def spread(*samples: Floats, axis: int) -> Floats:
-        means: Floats = np.array([sample.mean(axis=axis) for sample in samples])
-        return np.asarray(means.var(axis=0), np.float64)
-
-    if np.ptp(shares, axis=0).max() == 0:
-        return 1.0
-    if shares.shape[1] < 2:
-        return None
-    result = permutation_test(
-        tuple(shares),
-        spread,
-        permutation_type="samples",
-        n_resamples=PERMUTATIONS,
-        alternative="greater",
-        vectorized=True,
-        batch=max(1, 2_000_000 // shares.size),
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.pvalue)
-
-
-def _explaining(terms: Sequence[Term]) -> str | None:
-    """The switch that explains most: its effect is no chance, it is the largest in nearly all resamples, and no
-    interaction takes more."""
+def _explaining(terms: Sequence[Term], interactions: float) -> str | None:
+    """The switch that explains most: its effect is no chance, it is the largest in nearly all resamples, and all
+    `interactions`, the deviance that main effects leave, take no more. Noise adds to those, and makes this careful."""
     main = [term for term in terms if not term.is_interaction]
     most = max(main, key=lambda term: term.marginal, default=None)
     if most is None or most.largest is None or most.p_adjusted is None:
         return None
-    together = max((term.marginal for term in terms if term.is_interaction), default=0.0)
-    sure = most.largest >= SURE and most.p_adjusted <= stats.ALPHA and most.marginal >= together
+    sure = most.largest >= SURE and most.p_adjusted <= stats.ALPHA and most.marginal >= interactions
     return most.name if sure else None

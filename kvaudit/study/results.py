@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from kvaudit.analysis.findings import Finding
 from kvaudit.analysis.frontier import Point, Standing, standings
 from kvaudit.analysis.stats import Estimate, Integers
 from kvaudit.analysis.verdict import EXIT_CODES
-from kvaudit.errors import RunError
+from kvaudit.errors import EngineError, RunError
 from kvaudit.records import CHRONOLOGICAL
 from kvaudit.store import open_run
 from kvaudit.store.layout import MANIFEST
@@ -76,6 +77,14 @@ class CellResults:
     seed: int
 
 
+class Failure(NamedTuple):
+    """A policy that failed in a cell, and the error that it failed with."""
+
+    cell: str
+    policy: str
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Explained:
     """An analysis of deviance of one policy and one event."""
@@ -87,7 +96,10 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class StudyResults:
-    """`described` is study.json. `missing` are cells that have not begun. `standing` has an entry for each row."""
+    """`described` is study.json. `missing` are cells that have not begun. `standing` has an entry for each row.
+
+    A policy that failed in a cell has no row there.
+    """
 
     described: Mapping[str, Any]
     rows: tuple[Row, ...]
@@ -108,8 +120,19 @@ class StudyResults:
         return tuple(row for row in self.rows if row.reasons)
 
     @property
+    def failed(self) -> tuple[Failure, ...]:
+        return tuple(
+            Failure(cell.name, policy, why)
+            for cell in self.cells
+            for policy, why in self.described["failed"].get(cell.name, {}).items()
+        )
+
+    @property
     def exit_code(self) -> int:
-        """That of an inconclusive audit when a cell is missing or a row inconclusive, else 0: no gates apply."""
+        """That of a failed replay when a policy failed in a cell, that of an inconclusive audit when a cell is missing
+        or a row inconclusive, else 0: no gates apply."""
+        if self.failed:
+            return EngineError.exit_code
         return EXIT_CODES["inconclusive"] if self.missing or self.doubtful or not self.rows else EXIT_CODES["no gates"]
 
 
@@ -123,7 +146,14 @@ def study_results(described: Described, cells: Iterable[CellResults]) -> StudyRe
     """`cells` as they come; those of study.json that are not among them are missing, unless the engine refused them."""
     found = {results.cell.name: results for results in cells}
     planned = [str(cell["name"]) for cell in described["cells"]]
-    rows = tuple(row for name in planned if name in found for row in found[name].rows)
+    failed = {(name, policy) for name, policies in described["failed"].items() for policy in policies}
+    rows = tuple(
+        row
+        for name in planned
+        if name in found
+        for row in found[name].rows
+        if (row.cell.name, row.policy) not in failed
+    )
     missing = tuple(name for name in planned if name not in found and name not in described["refused"])
     points = [Point(None, None, None) if row.finding.reasons else _point(row) for row in rows]
     seed = next((results.seed for results in found.values()), 0)
@@ -215,20 +245,42 @@ def _explained(described: Described, rows: Sequence[Row], seed: int) -> tuple[Ex
 
     Rows that are inconclusive are left out.
     """
-    factors = [axis for axis in described["axes"] if axis != RATIO]
     explained = []
     for policy in dict.fromkeys(row.policy for row in rows):
-        mine = [row for row in rows if row.policy == policy and not row.finding.reasons]
-        values = {axis: [str(row.cell.value(axis)) for row in mine] for axis in factors}
-        block = max((row.finding.block for row in mine), default=1)
+        mine = _balanced(described, [row for row in rows if row.policy == policy and not row.finding.reasons])
+        factors = {axis: [values[axis] for values, _ in mine] for axis in _switches(described)}
+        block = max((row.finding.block for _, row in mine), default=1)
         for event in (FIDELITY, VARIATION):
             counted = [
                 (row.counts.equal, row.counts.answers)
                 if event == FIDELITY
                 else (row.counts.differing, row.counts.pairs)
-                for row in mine
+                for _, row in mine
             ]
             shape = (len(mine), -1) if mine else (0, 0)
             events, trials = (np.array([pair[side] for pair in counted], np.int64).reshape(shape) for side in (0, 1))
-            explained.append(Explained(policy, event, deviance(Responses(values, events, trials), block, seed)))
+            explained.append(Explained(policy, event, deviance(Responses(factors, events, trials), block, seed)))
     return tuple(explained)
+
+
+def _balanced(described: Described, rows: Sequence[Row]) -> list[tuple[Mapping[str, str], Row]]:
+    """A policy's rows with their switches, and once more with those of every cell that is known to be equal.
+
+    Without these copies a switch would be compared only where no combination was left out, and shares would go by a
+    grid with holes. They make nothing look more certain than it is: intervals and p-values rest on blocks of requests,
+    each of which is drawn, or has its values exchanged, in all cells at once, copies among them.
+    """
+    switches = _switches(described)
+    by_name = {".".join(values): values for values in product(*switches.values())}
+    by_cell = {row.cell.name: row for row in rows}
+    copies = [
+        (dict(zip(switches, by_name[same["name"]], strict=True)), by_cell[same["cell"]])
+        for same in described["same"]
+        if not same["policies"] and same["cell"] in by_cell and same["name"] in by_name
+    ]
+    return [*(({axis: str(row.cell.value(axis)) for axis in switches}, row) for row in rows), *copies]
+
+
+def _switches(described: Described) -> dict[str, list[str]]:
+    """The axes that are switches, with their values."""
+    return {axis: [str(value) for value in values] for axis, values in described["axes"].items() if axis != RATIO}

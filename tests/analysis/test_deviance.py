@@ -216,7 +216,7 @@ def test_windows_that_overlap_count_as_one():
 
 def test_a_switch_without_effect_is_rarely_called_one(monkeypatch):
     """Requests differ, as they do; whether a switch is exchanged within them is luck: p is uniform or above."""
-    monkeypatch.setattr(module, "RESAMPLES", 0)
+    monkeypatch.setattr(module, "RESAMPLES", 1)
     low = 0
     for seed in range(40):
         base = expit(np.random.default_rng(seed).normal(0, 2, 16))
@@ -244,7 +244,116 @@ def test_any_table_gives_finite_numbers_or_a_reason(columns, block):
     assert found.two_way <= found.main + 1e-6 <= found.null + 2e-6
 
 
-@pytest.mark.parametrize(("blocks", "switches"), [(3, 1), (4, 1), (4, 2), (6, 2)])
+def test_interactions_that_take_more_together_forbid_the_claim():
+    """Each takes less than the mask does, all of them more."""
+
+    def tangled(cell):
+        mask, gap, lookup = (1 if cell[name] == LEVELS[name][0] else -1 for name in LEVELS)
+        return expit(0.5 * mask + 0.35 * (mask * gap + mask * lookup + gap * lookup))
+
+    among = cells(dict(LEVELS, gap=("recompute", "zero")))
+    found = deviance(responses(tangled, 60, 40, among=among), 1, 0)
+    most = found.switches[0]
+    assert (most.name, most.largest) == ("mask", 1)
+    assert most.p_adjusted < 0.01
+    assert found.interactions[0].marginal < most.marginal < found.main - found.two_way
+    assert found.explaining is None
+
+
+def test_what_no_pair_of_switches_explains_forbids_the_claim_too():
+    def tangled(cell):
+        mask, gap, lookup = (1 if cell[name] == LEVELS[name][0] else -1 for name in LEVELS)
+        return expit(0.4 * mask + 0.6 * mask * gap * lookup)
+
+    among = cells(dict(LEVELS, gap=("recompute", "zero")))
+    found = deviance(responses(tangled, 60, 40, among=among), 1, 0)
+    assert found.switches[0].largest == 1
+    assert found.main - found.two_way < found.switches[0].marginal < found.main
+    assert found.explaining is None
+
+
+def damaged_in(damaged, blocks=8):
+    """Answers are lost in these blocks of requests alone, wherever the mask is bottom-right."""
+    hit = np.isin(np.arange(blocks), damaged)
+    return responses(lambda cell: 1.0 - hit * (cell["mask"] == "bottom-right"), blocks, 5)
+
+
+def test_a_resample_without_loss_is_no_evidence_for_a_switch():
+    """A block is in no resample of 8 with a probability of (7/8)^8 = 34 %."""
+    most = deviance(damaged_in([3]), 1, 0).switches[0]
+    assert most.name == "mask"
+    assert most.largest == pytest.approx(1 - (7 / 8) ** 8, abs=0.2)
+    assert (most.share_low, most.share_high) == (0, 1), "what a switch's share of no loss is, nobody can say"
+
+
+def test_a_cell_with_nothing_to_compare_in_a_resample_is_no_evidence_for_a_switch():
+    table = responses(mask_and_gap, 8)
+    table.trials[3, 1:], table.events[3, 1:] = 0, 0
+    table.trials[3, 0], table.events[3, 0] = 5, 3
+    most = deviance(table, 1, 0).switches[0]
+    assert most.largest <= 1 - (7 / 8) ** 8 + 0.2
+    assert most.share_high == 1
+
+
+@pytest.mark.parametrize("blocks", [2, 5, 6])
+def test_a_handful_of_blocks_gives_no_interval_and_names_no_switch(blocks):
+    """Of three values, exchanged in four blocks, a p-value would be small enough."""
+    levels = {"gap": LEVELS["gap"]}
+    found = deviance(responses(lambda cell: float(cell["gap"] != "zero"), blocks, 5, 0, cells(levels)), 1, 0)
+    (most,) = found.switches
+    assert most.share == pytest.approx(1)
+    if blocks < 6:
+        assert (most.share_low, most.share_high, most.largest, found.explaining) == (None, None, None, None)
+    else:
+        assert (most.share_low, most.largest, found.explaining) == (pytest.approx(1, abs=1e-3), 1, "gap")
+
+
+def test_the_smallest_p_counts_the_blocks_that_can_be_compared():
+    among = cells({"mask": LEVELS["mask"]})
+    table = responses(lambda cell: float(cell["mask"] == "exact"), 9, 5, 0, among)
+    table.trials[1, :3], table.events[1, :3] = 0, 0
+    (most,) = deviance(table, 1, 0).switches
+    assert most.p_value == most.smallest_p == pytest.approx(2 / 2**6)
+
+
+def test_the_smallest_p_is_no_smaller_than_drawn_exchanges_can_give():
+    among = cells({"mask": LEVELS["mask"]})
+    (most,) = deviance(responses(lambda cell: float(cell["mask"] == "exact"), 40, 5, 0, among), 1, 0).switches
+    assert most.p_value == most.smallest_p == pytest.approx(1 / (module.PERMUTATIONS + 1))
+
+
+GRID = dict(LEVELS, gap=("recompute", "zero"), write_back=("first-writer", "isolated"))
+
+
+def like_a_study(effect, seed, blocks=16):
+    """Blocks differ, answers within them are lost by luck and by zeroed gaps; chunks computed alone never miss."""
+    rng = np.random.default_rng(seed)
+    base, drawn, among = rng.normal(1.5, 1.5, blocks), {}, cells(GRID)
+    for cell in among:
+        alone = cell["write_back"] == "isolated"
+        key = tuple(({**cell, "lookup": "any"} if alone else cell).values())
+        drawn.setdefault(key, rng.binomial(5, expit(base - effect * (cell["gap"] == "zero"))))
+        cell["events"] = drawn[key]
+    factors = {name: [cell[name] for cell in among] for name in GRID}
+    events = np.array([cell["events"] for cell in among])
+    return Responses(factors, events, np.full(events.shape, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [6, 16])
+def test_a_study_in_which_no_switch_matters_blames_one_in_at_most_5_percent(blocks):
+    named = [deviance(like_a_study(0.0, seed, blocks), 1, seed).explaining for seed in range(100)]
+    assert sum(name is not None for name in named) <= 5
+
+
+@pytest.mark.slow
+def test_a_switch_that_dominates_is_named_in_nearly_every_study_of_16_blocks():
+    named = [deviance(like_a_study(1.5, seed), 1, seed).explaining for seed in range(60)]
+    assert set(named) <= {"gap", None}
+    assert named.count("gap") >= 57
+
+
+@pytest.mark.parametrize(("blocks", "switches"), [(3, 1), (4, 1), (4, 2), (6, 1), (6, 2)])
 def test_so_few_blocks_cannot_tell_however_clear_the_effect(blocks, switches):
     """The smallest p-value is that of a switch which decides every answer."""
     levels = dict(list({"mask": ("exact", "bottom-right"), "lookup": ("any", "stop-at-miss")}.items())[:switches])

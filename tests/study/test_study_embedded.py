@@ -30,16 +30,18 @@ def ran(path, *, policies=("token-topk", "document-aligned", "none"), trace=TRAC
 
 
 def outcome(run, policy=None):
-    """Everything that a run measured but the times; of one policy without the names of its arms."""
+    """Everything that a run measured but the times; of one policy without the names of its arms, and without what only
+    policies have that read a signal: the rounding control, and how many tokens rounding chose."""
     tables = {name: run.table(name).to_pylist() for name in ("observations", "selections", "provenance", "writes")}
     for name, rows in tables.items():
         if policy is not None:
-            rows = [row for row in rows if row["arm_id"].split(".")[0] == policy]
+            rows = [row for row in rows if row["arm_id"].split(".")[0] == policy and "rounding" not in row["arm_id"]]
             rows = [
                 row | {"arm_id": row["arm_id"].partition(".")[2]} | ({"policy": ""} if "policy" in row else {})
                 for row in rows
             ]
-        tables[name] = [{key: value for key, value in row.items() if key not in TIMES} for row in rows]
+        left_out = TIMES if policy is None else (*TIMES, "rounding_tokens")
+        tables[name] = [{key: value for key, value in row.items() if key not in left_out} for row in rows]
     return tables
 
 

@@ -161,11 +161,6 @@ def test_nothing_to_study_is_refused():
         grid("budgets", lookup="vllm-prefix")
 
 
-def test_arms_are_counted_without_copies():
-    found = grid("budgets", policies=("token-topk", "none"))
-    assert found.arms(orders=3) == 2 + (2 + 6) * 5
-
-
 def test_every_name_that_the_grid_knows_is_there():
     assert available("policies").keys() >= RATIO_FREE | COSTLY
     assert set(AXES[1:]) <= set(Switches.__dataclass_fields__)

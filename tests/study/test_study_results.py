@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import studies
 from fakes import rolling_trace
 from studies import TRACE, faulty_under, run_study
 
@@ -16,7 +17,7 @@ from kvaudit.analysis.stats import Estimate
 from kvaudit.reports.study import FORMATS
 from kvaudit.reports.study.words import budget_sentences, explained_sentence, headline, verdict_line
 from kvaudit.store import open_run
-from kvaudit.study.results import read_results
+from kvaudit.study.results import CellResults, read_results, study_results
 
 SWITCHES = ("lookup", "write_back")
 
@@ -124,7 +125,53 @@ def test_what_so_few_requests_cannot_tell_is_said(tmp_path):
     assert sentence.startswith(
         "token-topk: which switch explains most of the loss of fidelity cannot be told: most is gap"
     )
+    assert "of the deviance between 6 cells (no interval from fewer than 6 blocks of requests), fidelity" in sentence
+    assert "; permutation p 0." in sentence
     assert "on 2 independent blocks of requests it cannot be below" in sentence
+    table = text(results).split("Analysis of deviance")[1]
+    assert " - " in table
+    assert "None" not in words(results)
+
+
+@pytest.fixture(scope="module")
+def copied_study(tmp_path_factory):
+    """Lookup x write-back with a fault in chunks that are computed alone, which need no cell for stop-at-miss."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(studies, "ENGINE", "embedded")
+    path = tmp_path_factory.mktemp("copied") / "s"
+    fault = faulty_under("position", write_back="isolated")
+    yield run_study(path, "switches", trace=rolling_trace(24, window=2), open_engine=fault, fixed=("mask", "gap"))
+    patch.undo()
+
+
+def test_a_cell_that_is_known_to_equal_another_stands_in_the_analysis(copied_study):
+    assert [row.cell.name for row in copied_study.rows] == [
+        "any.first-writer",
+        "any.isolated",
+        "stop-at-miss.first-writer",
+    ]
+    for explained in copied_study.explained:
+        found = explained.deviance
+        assert found.cells == 4
+        assert (found.explaining, found.switches[0].share) == ("write_back", pytest.approx(1, abs=0.05))
+        assert {term.name for term in found.terms} == {"lookup", "write_back", "lookup:write_back"}
+
+
+def test_every_value_of_a_switch_is_held_against_the_others_under_the_same_settings(copied_study):
+    """Without the copy, a lookup would be tested at first-writer alone: both shares would be those of two cells."""
+    counts = {row.cell.name: row.counts for row in copied_study.rows}
+    alone = counts["any.isolated"]
+    (lookup,) = [term for term in copied_study.explained[0].deviance.switches if term.name == "lookup"]
+    for level, name in zip(lookup.levels, ("any.first-writer", "stop-at-miss.first-writer"), strict=True):
+        equal = counts[name].equal.sum() + alone.equal.sum()
+        assert level.share == pytest.approx(equal / (counts[name].answers.sum() + alone.answers.sum()))
+
+
+def test_a_copy_of_a_cell_that_cannot_be_told_is_left_out_with_it(copied_study):
+    rows = [row for row in copied_study.rows if row.cell.name != "any.isolated"]
+    described = copied_study.described
+    results = study_results(described, [CellResults(row.cell, (row,), 0) for row in rows])
+    assert results.explained[0].deviance.cannot == "every answer showed it in every cell"
 
 
 def test_the_frontier_is_starred_and_the_beaten_are_not(gap_study):
@@ -217,6 +264,7 @@ def test_the_terminal_report_fits_80_columns_and_says_everything(study, request)
     if study == "gap_study":
         assert "Analysis of deviance: token-topk, answer variation" in said
         assert "tested by no chi-square" in said
+        assert "Holm over the switches of one policy and one event, not over policies and events" in said
 
 
 def test_json_has_all_of_it(gap_study):

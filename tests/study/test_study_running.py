@@ -2,10 +2,11 @@
 
 import shutil
 import weakref
+from functools import partial
 
 import orjson
 import pytest
-from fakes import rolling_trace
+from fakes import rolling_trace, run_scripted
 from studies import TRACE, faulty_under, refusing, run_study
 
 from kvaudit.engines.scripted import ScriptedEngine
@@ -14,10 +15,17 @@ from kvaudit.replay import replay
 from kvaudit.store import open_run
 from kvaudit.study import running
 from kvaudit.study.folder import STUDY, read_study
-from kvaudit.study.results import read_results
+from kvaudit.study.results import Failure, read_results
 
 FULL = ("full-prefill.chronological", "full-prefill.chronological.repeat")
 REQUESTS = len(TRACE.requests)
+ARMS = 2 + 2 + 2
+"""token-topk's in two orders: the orders, reset and repeat, and the rounding control of both."""
+ALL_ARMS = 2 + 7 * ARMS
+
+
+class KilledError(BaseException):
+    """Ends a study like a kill, without anyone having a say."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +80,7 @@ def test_full_prefill_runs_in_one_cell_and_is_in_all(tmp_path):
     engine = Counting()
     run_study(tmp_path / "s", open_engine=engine)
     assert engine.full == 2 * REQUESTS
-    assert engine.reusing == 7 * 4 * REQUESTS
+    assert engine.reusing == 7 * ARMS * REQUESTS
     first = cell(tmp_path / "s", "1-percent")
     for ratio in (2, 5, 10, 15, 20, 50):
         other = cell(tmp_path / "s", f"{ratio}-percent")
@@ -122,8 +130,8 @@ def test_the_last_engine_is_held_until_the_next_is_there_but_for_the_repeat(tmp_
 def test_the_same_study_goes_on_where_it_was_killed(tmp_path):
     whole = Counting()
     run_study(tmp_path / "whole", open_engine=whole)
-    before = Counting(at=(2 + 4 + 4 + 1) * REQUESTS + 3)
-    with pytest.raises(EngineError, match=r"arm token-topk.reversed, request 'r.'"):
+    before = Counting(at=(2 + ARMS + ARMS + 1) * REQUESTS + 3, error=KilledError())
+    with pytest.raises(KilledError):
         run_study(tmp_path / "s", open_engine=before)
     after = Counting()
     results = run_study(tmp_path / "s", open_engine=after)
@@ -147,8 +155,8 @@ def test_a_study_killed_in_full_prefill_computes_it_anew(tmp_path, at):
 
 def test_an_interrupt_between_copy_and_first_arm_loses_nothing(tmp_path):
     """The cell has its copies and no engine yet: it is an unfinished run, and goes on."""
-    with pytest.raises(EngineError):
-        run_study(tmp_path / "s", open_engine=Counting(at=6 * REQUESTS + 1))
+    with pytest.raises(KilledError):
+        run_study(tmp_path / "s", open_engine=Counting(at=(2 + ARMS) * REQUESTS + 1, error=KilledError()))
     begun = cell(tmp_path / "s", "2-percent")
     assert {arm.arm_id for arm in begun.arms() if arm.finished} == set(FULL)
     begun.check()
@@ -198,8 +206,8 @@ def test_force_runs_the_same_study_anew(finished):
 
 
 def test_a_forced_study_that_stops_has_nothing_of_the_one_before(finished):
-    with pytest.raises(EngineError):
-        run_study(finished, open_engine=Counting(at=3 * REQUESTS + 1), force=True)
+    with pytest.raises(KilledError):
+        run_study(finished, open_engine=Counting(at=3 * REQUESTS + 1, error=KilledError()), force=True)
     assert [folder.name for folder in (finished / "cells").iterdir()] == ["1-percent"]
     assert run_study(finished).exit_code == 0
 
@@ -210,6 +218,18 @@ def test_a_forced_study_whose_engine_does_not_open_changes_nothing(finished):
         run_study(finished, "policies", open_engine=refusing(mask="bottom-right"), force=True)
     assert read_study(finished) == before
     assert read_results(finished).exit_code == 0
+
+
+@pytest.mark.parametrize("name", [STUDY, "manifest.json"])
+def test_somebody_elses_file_of_that_name_is_left_alone_and_no_lock_beside_it(tmp_path, name):
+    path = tmp_path / "s"
+    path.mkdir()
+    (path / name).write_text('{"format": "of somebody else"}')
+    message = "is not kvaudit's" if name == STUDY else "is not a manifest of kvaudit's"
+    run = run_study if name == STUDY else partial(run_scripted, trace=TRACE)
+    with pytest.raises(RunError, match=message):
+        run(path)
+    assert [file.name for file in path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("held", ["run", "file", "other"])
@@ -284,12 +304,12 @@ def test_progress_counts_what_is_served_and_no_copies(tmp_path):
 
     told, heard = [], Listening()
     run_study(tmp_path / "s", progress=heard, told=told)
-    assert heard.serves == (2 + 7 * 4) * REQUESTS
-    assert heard.begun == [(30 * REQUESTS, (2 * (cell > 0) + 4 * cell) * REQUESTS) for cell in range(7)]
-    assert [number for _, number, _ in heard.arms] == list(range(1, 31))
-    assert heard.arms[0] == ("1-percent: full-prefill.chronological", 1, 30)
+    assert heard.serves == ALL_ARMS * REQUESTS
+    assert heard.begun == [(ALL_ARMS * REQUESTS, (2 * (cell > 0) + ARMS * cell) * REQUESTS) for cell in range(7)]
+    assert [number for _, number, _ in heard.arms] == list(range(1, ALL_ARMS + 1))
+    assert heard.arms[0] == ("1-percent: full-prefill.chronological", 1, ALL_ARMS)
     (estimate,) = told
-    assert "for the 29 arms that are left" in estimate
+    assert f"for the {ALL_ARMS - 1} arms that are left" in estimate
 
 
 def test_a_stop_between_the_copies_and_the_engines_first_word_is_a_cell_to_come(tmp_path, monkeypatch):
@@ -308,3 +328,95 @@ def test_a_stop_between_the_copies_and_the_engines_first_word_is_a_cell_to_come(
     assert read_results(tmp_path / "s").missing[0] == "2-percent"
     monkeypatch.undo()
     assert run_study(tmp_path / "s").exit_code == 0
+
+
+class FailingUnder:
+    """Opens scripted engines that break under one policy, where a switch or the ratio has a value."""
+
+    def __init__(self, policy, **settings):
+        self._policy, self._settings, self.served = policy, settings, []
+
+    def __call__(self, settings):
+        fails = all(getattr(settings, name) == value for name, value in self._settings.items())
+        under, served = self._policy, self.served
+
+        class Engine(ScriptedEngine):
+            def serve(self, request_id, part, prompt, sampling, policy, reference=None):
+                name = None if policy is None else policy.name
+                served.append(name)
+                if fails and name == under:
+                    raise ValueError("the planted failure")
+                return super().serve(request_id, part, prompt, sampling, policy, reference)
+
+        return Engine(settings)
+
+
+POLICIES = ("random-token", "token-topk", "random-span")
+WHY = "arm token-topk.chronological, request 'r0': ValueError: the planted failure"
+
+
+def test_a_policy_that_fails_in_a_cell_leaves_the_others_and_the_other_cells_alone(tmp_path):
+    told, whole = [], run_study(tmp_path / "whole", policies=POLICIES)
+    failing = FailingUnder("token-topk", recompute_ratio=0.05)
+    results = run_study(tmp_path / "s", policies=POLICIES, open_engine=failing, told=told)
+    assert results.failed == (Failure("5-percent", "token-topk", WHY),)
+    assert f"5-percent: policy token-topk failed and is left out: {WHY}" in told
+    kept = [row for row in whole.rows if (row.cell.name, row.policy) != ("5-percent", "token-topk")]
+    assert [(row.cell, row.policy, row.fidelity) for row in results.rows] == [
+        (row.cell, row.policy, row.fidelity) for row in kept
+    ]
+    assert not any(row.reasons for row in results.rows)
+    assert (results.missing, results.exit_code) == ((), 3)
+    read = read_results(tmp_path / "s")
+    assert (read.failed, read.exit_code, len(read.rows)) == (results.failed, 3, len(kept))
+    left, right = (cell(tmp_path / name, "5-percent") for name in ("s", "whole"))
+    left.check()
+    arms = [arm.arm_id for arm in right.arms() if arm.policy in ("random-token", "random-span")]
+    assert observations(left, *arms) == observations(right, *arms) != []
+    assert failing.served.count("random-token") == 7 * (ARMS - 2) * REQUESTS, "what was finished is not run again"
+    assert (left.manifest["status"], right.manifest["status"]) == ("unfinished", "finished")
+
+
+def test_what_failed_is_tried_again_and_nothing_else_is(tmp_path):
+    run_study(tmp_path / "s", policies=POLICIES, open_engine=FailingUnder("token-topk", recompute_ratio=0.05))
+    again = FailingUnder("nothing")
+    results = run_study(tmp_path / "s", policies=POLICIES, open_engine=again)
+    assert again.served == ["token-topk"] * ARMS * REQUESTS
+    assert (results.failed, results.exit_code) == ((), 0)
+    assert read_results(tmp_path / "s").failed == ()
+    assert cell(tmp_path / "s", "5-percent").manifest["status"] == "finished"
+
+
+def test_cells_are_held_against_the_full_prefill_of_one_in_which_every_policy_failed(tmp_path):
+    failing = FailingUnder("token-topk", recompute_ratio=0.01)
+    results = run_study(tmp_path / "s", open_engine=failing)
+    assert results.failed == (Failure("1-percent", "token-topk", WHY),)
+    assert failing.served.count(None) == 2 * REQUESTS
+    assert [row.cell.name for row in results.rows] == [f"{ratio}-percent" for ratio in (2, 5, 10, 15, 20, 50)]
+
+
+def test_an_error_that_is_no_failure_of_a_policy_stops_the_study(tmp_path, monkeypatch):
+    run_study(tmp_path / "s")
+    monkeypatch.setattr(running.RunFolder, "begin", lambda folder, engine: (_ for _ in ()).throw(RunError("full")))
+    with pytest.raises(RunError, match="full"):
+        run_study(tmp_path / "s", policies=POLICIES, force=True)
+
+
+def test_progress_comes_to_its_end_without_the_arms_that_were_left_out(tmp_path):
+    class Listening:
+        def __init__(self):
+            self.total, self.done, self.last = 0, 0, None
+
+        def begin(self, total, done):
+            self.total, self.done = total, done
+
+        def arm(self, arm_id, number, arms):
+            self.last = number, arms
+
+        def served(self):
+            self.done += 1
+
+    heard = Listening()
+    run_study(tmp_path / "s", open_engine=FailingUnder("token-topk", recompute_ratio=0.05), progress=heard)
+    arms = 2 + 6 * ARMS
+    assert (heard.total, heard.done, heard.last) == (arms * REQUESTS, arms * REQUESTS, (arms, arms))

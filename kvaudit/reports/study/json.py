@@ -14,7 +14,7 @@ import orjson
 from kvaudit import __version__
 from kvaudit.analysis.stats import Estimate
 from kvaudit.reports.study.words import explained_sentence, headline
-from kvaudit.reports.words import reason_sentence
+from kvaudit.reports.words.findings import reason_sentence
 
 if TYPE_CHECKING:
     from kvaudit.analysis.frontier import Standing
@@ -38,6 +38,7 @@ def as_data(results: StudyResults) -> dict[str, Any]:
         "exit_code": results.exit_code,
         "headline": headline(results),
         "missing": list(results.missing),
+        "failed": [failure._asdict() for failure in results.failed],
         "rows": [_row(row, standing) for row, standing in zip(results.rows, results.standing, strict=True)],
         "explained": [
             {

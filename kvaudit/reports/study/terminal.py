@@ -30,7 +30,7 @@ from kvaudit.reports.study.words import (
 )
 from kvaudit.reports.terminal import print_parts
 from kvaudit.reports.terminal.layout import grouped_table, heading, sentences, table
-from kvaudit.reports.words import number, percent, small
+from kvaudit.reports.words.numbers import number, percent, small
 
 if TYPE_CHECKING:
     from kvaudit.study.results import Explained, Row, StudyResults

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from kvaudit.analysis.deviance import FEWEST_BLOCKS, SURE
 from kvaudit.analysis.frontier import Standing
 from kvaudit.analysis.stats import ALPHA, Estimate
 from kvaudit.reports.escape import visible
-from kvaudit.reports.words import counted, names, number, p_value, percent, reason_sentence
+from kvaudit.reports.words.findings import reason_sentence
+from kvaudit.reports.words.numbers import counted, names, number, p_value, percent
 from kvaudit.study.grid import RATIO, RATIO_FREE, StudyGrid
 
 if TYPE_CHECKING:
@@ -31,18 +33,22 @@ MEASURES_NOTE = (
     "ran one after the other, and times compare only where the machine had nothing else to do."
 )
 DEVIANCE_NOTE = (
-    "Binomial model, logit link, on cells; drop-one: by how much the deviance rises when a switch is taken out of all "
+    "Binomial model, logit link, on cells, with a copy of a cell for each combination that is known to equal it; "
+    "drop-one: by how much the deviance rises when a switch is taken out of all "
     "main effects (an interaction: out of all of them and all two-way interactions); sequential: in the order of the "
     "table. share: drop-one over the deviance between cells. The same requests are in every cell, so that deviances "
-    "are tested by no chi-square: intervals and `largest` resample blocks of requests with all their cells, p "
-    "exchanges a switch's values within blocks, all else equal, Holm over the switches."
+    "are tested by no chi-square: intervals and `largest` resample blocks of requests with all their cells, where "
+    f"there are {FEWEST_BLOCKS} or more; a resample in which cells do not differ makes no switch the largest, and "
+    "leaves shares open from 0 to 100 %. p exchanges a switch's values within blocks, all else equal, Holm over the "
+    "switches of one policy and one event, not over policies and events. A switch is said to explain most where p is "
+    f"at most {ALPHA:g}, where it takes more than any other in {percent(SURE)} of resamples, and where all "
+    "interactions together take no more."
 )
 
 
-def grid_lines(grid: StudyGrid, orders: int, requests: int) -> list[str]:
+def grid_lines(grid: StudyGrid, arms: int, requests: int) -> list[str]:
     """What will be run, and what will not since it is known."""
     shared = ", full prefill in the first cell only" if len(grid.cells) > 1 else ""
-    arms = grid.arms(orders)
     return [
         f"study of {grid.kind}: {counted(len(grid.cells), 'cell')}, {counted(arms, 'arm')} of "
         f"{counted(requests, 'request')}: {arms * requests:,} serves{shared}",
@@ -84,14 +90,26 @@ def verdict_line(results: StudyResults) -> str:
     cells = counted(len(results.cells), "cell")
     if not results.exit_code:
         return f"Study: conclusive ({cells}; exit code 0)"
-    what = [counted(len(results.missing), "cell") + " missing"] if results.missing else []
+    what = [_failures(results)] if results.failed else []
+    what += [counted(len(results.missing), "cell") + " missing"] if results.missing else []
     what += [f"{counted(len(results.doubtful), 'row')} of {len(results.rows)} inconclusive"] if results.doubtful else []
-    return f"Study: inconclusive ({', '.join(what) or 'nothing was run'} of {cells}; exit code {results.exit_code})"
+    outcome = "incomplete" if results.failed else "inconclusive"
+    return f"Study: {outcome} ({', '.join(what) or 'nothing was run'} of {cells}; exit code {results.exit_code})"
+
+
+def _failures(results: StudyResults) -> str:
+    policies = dict.fromkeys(failure.policy for failure in results.failed)
+    where_failed = len({failure.cell for failure in results.failed})
+    return f"{names(list(policies), MOST_NAMED)} failed in {where_failed}"
 
 
 def doubts(results: StudyResults) -> list[str]:
-    """Why the study is inconclusive, a line for each missing cell and each inconclusive row."""
+    """Why the study is no conclusive one, a line for each failure, each missing cell and each inconclusive row."""
     return [
+        *(
+            f"{failure.cell}: policy {failure.policy} failed: {failure.why}; the same command tries it again"
+            for failure in results.failed
+        ),
         *(f"{name}: not replayed yet; the same command goes on" for name in results.missing),
         *(f"{where(row, results)}: {' '.join(map(reason_sentence, row.reasons))}" for row in results.doubtful),
     ]
@@ -189,7 +207,7 @@ def explained_sentence(explained: Explained) -> str:
         return f"{explained.policy}: no switch can be said to explain {what}: {why.format(event=explained.event)}."
     most = found.switches[0]
     told = (
-        f"{percent(most.share)} of the deviance between {found.cells} cells (95 % interval {_range(most)} %), "
+        f"{percent(most.share)} of the deviance between {found.cells} cells ({_interval(most)}), "
         f"{explained.event} {_levels(most)}"
     )
     if found.explaining is None:
@@ -219,25 +237,33 @@ def _levels(term: Term) -> str:
     return ", ".join(f"{level.value} {percent(level.share)}" for level in term.levels) or "no matched cells"
 
 
+def _interval(term: Term) -> str:
+    found = _range(term)
+    return f"95 % interval {found} %" if found else f"no interval from fewer than {FEWEST_BLOCKS} blocks of requests"
+
+
 def _range(term: Term) -> str:
+    """The interval of a share, in percent; nothing where there is none."""
     if term.share_low is None or term.share_high is None:
-        return "unknown"
+        return ""
     return f"{100 * term.share_low:.1f} to {100 * term.share_high:.1f}"
 
 
 def _evidence(term: Term) -> str:
-    largest = "-" if term.largest is None else percent(term.largest, 0)
-    return f"the largest in {largest} of resamples, permutation p {p_value(term.p_adjusted)} after Holm"
+    largest = "" if term.largest is None else f"the largest in {percent(term.largest, 0)} of resamples, "
+    return f"{largest}permutation p {p_value(term.p_adjusted)} after Holm"
 
 
 def _why(found: Deviance) -> str:
+    """Why no switch is named."""
     most = found.switches[0]
-    together = found.interactions[0] if found.interactions else None
-    if together is not None and together.marginal > most.marginal:
-        return f"{_evidence(most)}, and {_words(together.name)} takes {percent(together.share)}"
+    if found.main > most.marginal:
+        return f"{_evidence(most)}, and all interactions together take {percent(found.main / found.null)}"
     blocks = f"{counted(found.blocks, 'independent block')} of requests"
     if most.smallest_p is not None and most.smallest_p > ALPHA:
         return f"{_evidence(most)}; on {blocks} it cannot be below {p_value(most.smallest_p)}, whatever the effect"
+    if found.blocks < FEWEST_BLOCKS:
+        return f"{_evidence(most)}; {blocks} are too few to resample, {FEWEST_BLOCKS} are needed"
     return f"{_evidence(most)}, on {blocks}"
 
 
@@ -249,7 +275,7 @@ def deviance_rows(found: Deviance) -> list[list[str]]:
             str(term.df),
             number(term.sequential, 1),
             number(term.marginal, 1),
-            percent(term.share) if term.is_interaction else f"{percent(term.share)} ({_range(term)})",
+            f"{percent(term.share)} ({_range(term)})" if _range(term) else percent(term.share),
             "-" if term.largest is None else percent(term.largest, 0),
             p_value(term.p_adjusted),
         ]
