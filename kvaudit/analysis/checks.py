@@ -9,13 +9,8 @@ from typing import Literal
 import numpy as np
 
 from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
-from kvaudit.analysis.figures import (
-    chance_of_rounding,
-    empty_answers,
-    flipped_untouched,
-    touched_by_rounding,
-    variation_by_request,
-)
+from kvaudit.analysis.figures import empty_answers, variation_by_request
+from kvaudit.analysis.reproduction import chance_of_rounding, flipped_untouched, touched_by_rounding
 from kvaudit.analysis.stats import ALPHA, Floats, wilson
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
 

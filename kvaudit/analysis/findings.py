@@ -11,12 +11,12 @@ import numpy as np
 from kvaudit.analysis import stats
 from kvaudit.analysis.checks import STANDING, Reason, disagreement, policy_reasons, reference_reasons
 from kvaudit.analysis.compare import Grid, Pair
-from kvaudit.analysis.figures import (
+from kvaudit.analysis.figures import variation_by_request
+from kvaudit.analysis.reproduction import (
     chance_of_reproducing,
     chance_of_rounding,
     decided_by_rounding,
     flipped_untouched,
-    variation_by_request,
 )
 
 Seen = Literal["history-sensitive", "none-seen", "inconclusive"]
