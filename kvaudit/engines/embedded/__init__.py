@@ -39,7 +39,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     """Resolve the model, load it and open an engine over it. Raises UsageError for what cannot be had or computed.
 
     The option `auxiliary` names a second model (default: smollm2-135m), which is opened when a policy first needs its
-    attention. Where it is the engine's own, its weights are not loaded twice.
+    attention. Where it is the engine's own, or that of an engine which is still held, its weights are not loaded twice.
 
     An engine that is opened while somebody holds another over the same weights shares them, and nothing else. Who needs
     them loaded anew, as the second full prefill does, lets go of the first engine before.

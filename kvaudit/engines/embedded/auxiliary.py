@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvaudit.engines import Tokenizer
+from kvaudit.engines.embedded.fetch import KNOWN_MODELS
 from kvaudit.engines.embedded.forward import ROWS_PER_BLOCK, Transformer
 from kvaudit.engines.embedded.gguf_file import parsed_once
 from kvaudit.engines.embedded.models import resolve_model
@@ -32,7 +34,7 @@ class Decoder(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SmallModel:
     """An opened auxiliary model: `name` and `digest` of its weights stand in the manifest."""
 
@@ -42,17 +44,30 @@ class SmallModel:
     tokenizer: Tokenizer
 
 
-def open_model(name: str, dtype: torch.dtype, device: torch.device) -> SmallModel:
-    """Raises UsageError for a model that cannot be had or computed, EngineError for files that are damaged."""
+_standing: WeakValueDictionary[tuple[str, torch.dtype, torch.device], SmallModel] = WeakValueDictionary()
+"""By name, dtype and device the model that was opened last, as long as somebody holds it."""
+
+
+def open_model(name: str, dtype: torch.dtype, device: torch.device, standing: SmallModel | None = None) -> SmallModel:
+    """The model out of its files, or `standing` where that has the same weights, of this dtype on this device.
+
+    Raises UsageError for a model that cannot be had or computed, EngineError for files that are damaged.
+    """
     files = resolve_model(name)
+    digest = weight_digest(files)
+    if standing is not None and standing.digest == digest:
+        return standing
     with parsed_once():
         tokenizer = load_tokenizer(files)
         transformer = Transformer(load_weights(files, dtype, device))
-    return SmallModel(files.name, weight_digest(files), transformer, tokenizer)
+    return SmallModel(files.name, digest, transformer, tokenizer)
 
 
 class Auxiliary:
     """Opens its model when it is asked for the first time, and keeps nothing between requests.
+
+    One that is made while somebody holds another which has opened this model takes that over when it opens its own, so
+    that the cells of a study load it once. Nobody changes weights, and nothing else is shared.
 
     `name` is what `--model` takes; `tokenizer` the engine's own, in whose tokens prompts are counted; `model` the
     auxiliary model where it is open already, `digest` that of its weights where it is known.
@@ -69,17 +84,26 @@ class Auxiliary:
     ) -> None:
         self._name, self._tokenizer, self._kind = name, tokenizer, (dtype, device)
         self._model, self._digest = model, digest
+        self._before = _standing.get((name, dtype, device))
 
     def open(self) -> SmallModel:
         """The model, loaded where it was not yet: call it before a request is timed."""
         if self._model is None:
-            self._model = open_model(self._name, *self._kind)
+            self._model = open_model(self._name, *self._kind, self._before)
+            self._before = None
+            _standing[self._name, *self._kind] = self._model
         return self._model
 
     def describe(self) -> dict[str, str]:
-        """For the manifest: the model's name and, where it is known or open, the digest of its weights."""
+        """For the manifest: the model's name; of a model that kvaudit fetches, the SHA-256 which its file must have; and,
+        where it is known or open, the digest of its weights (`weight_digest`, another number)."""
         digest = self._digest if self._model is None else self._model.digest
-        return {"auxiliary_model": self._name} | ({} if digest is None else {"auxiliary_weights_sha256": digest})
+        pinned = KNOWN_MODELS.get(self._name)
+        return (
+            {"auxiliary_model": self._name}
+            | ({} if pinned is None else {"auxiliary_file_sha256": pinned.sha256})
+            | ({} if digest is None else {"auxiliary_weights_sha256": digest})
+        )
 
     def attention(self, prompt: Prompt, start: int, end: int) -> Floats:
         """float32 [H', n]: attention of the prompt's tokens [start, end) over its n tokens in the last layer of the
