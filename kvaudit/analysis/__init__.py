@@ -5,5 +5,5 @@ figures.py   comparisons -> figures about answers    costs.py     observations -
 checks.py    what keeps a finding from standing      verdict.py   findings, gates, the exit code
 examples.py  the worst requests                      audit.py     all of it, from a run's tables
 frontier.py  conditions that no other beats      deviance.py  which switch explains a loss
-limits.py    defaults that the command line shares
+limits.py    defaults, shared with cli           exchange.py  a permutation test over blocks
 """

@@ -28,7 +28,7 @@ from kvaudit.analysis.stats import Flags, Floats, Integers
 RESAMPLES = 200
 PERMUTATIONS = 9_999
 FEWEST_BLOCKS = 6
-"""Fewer are not resampled: 5 have 126 different resamples, in which the ends of a 95 % interval are single ones."""
+"""Fewer are not resampled: 5 have 126 different resamples, 3 of which would be the end of a 95 % interval."""
 SURE = 0.975
 """The share of resamples in which a switch must explain most before that is said of it: of two switches that explain
 as much, each is the larger one by luck in 2.5 %."""

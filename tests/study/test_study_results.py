@@ -5,6 +5,7 @@ import io
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import studies
 from fakes import rolling_trace
@@ -12,12 +13,13 @@ from studies import TRACE, faulty_under, run_study
 
 from kvaudit.analysis import deviance
 from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.deviance import Responses
 from kvaudit.analysis.figures import select
 from kvaudit.analysis.stats import Estimate
 from kvaudit.reports.study import FORMATS
-from kvaudit.reports.study.words import budget_sentences, explained_sentence, headline, verdict_line
+from kvaudit.reports.study.words import budget_sentences, deviance_rows, explained_sentence, headline, verdict_line
 from kvaudit.store import open_run
-from kvaudit.study.results import CellResults, read_results, study_results
+from kvaudit.study.results import CellResults, Explained, read_results, study_results
 
 SWITCHES = ("lookup", "write_back")
 
@@ -131,6 +133,39 @@ def test_what_so_few_requests_cannot_tell_is_said(tmp_path):
     table = text(results).split("Analysis of deviance")[1]
     assert " - " in table
     assert "None" not in words(results)
+
+
+@pytest.fixture(scope="module")
+def three_gaps():
+    """One switch of three values; of 4 blocks of requests, exchanges of three values give a small p."""
+
+    def explained(blocks, lost=0):
+        events = np.full((3, blocks), 5)
+        events[1] = lost
+        return Explained(
+            "p", "fidelity", deviance.deviance(Responses({"gap": list("abc")}, events, events * 0 + 5), 1, 0)
+        )
+
+    return explained
+
+
+def test_why_a_clear_effect_on_few_blocks_names_no_switch(three_gaps):
+    sentence = explained_sentence(three_gaps(4))
+    assert sentence.startswith(
+        "p: which switch explains most of the loss of fidelity cannot be told: most is gap's, 100.0 % of the deviance "
+        "between 3 cells (no interval from fewer than 6 blocks of requests), fidelity a 100.0 %, b 0.0 %, c 100.0 %; "
+        "permutation p 0.0"
+    )
+    assert sentence.endswith("; 4 independent blocks of requests are too few to resample, 6 are needed.")
+    assert explained_sentence(three_gaps(6)).startswith("p: gap explains most of the loss of fidelity: 100.0 %")
+    assert [row[4:6] for row in deviance_rows(three_gaps(4).deviance)] == [["100.0 %", "-"]]
+
+
+def test_that_all_interactions_together_take_more_is_said(three_gaps):
+    found = replace(three_gaps(8).deviance, explaining=None)
+    crossed = replace(found, main=0.6 * found.null, terms=(replace(found.terms[0], marginal=0.4 * found.null),))
+    sentence = explained_sentence(Explained("p", "fidelity", crossed))
+    assert sentence.endswith("after Holm, and all interactions together take 60.0 %.")
 
 
 @pytest.fixture(scope="module")

@@ -95,8 +95,8 @@ class Auxiliary:
         return self._model
 
     def describe(self) -> dict[str, str]:
-        """For the manifest: the model's name; of a model that kvaudit fetches, the SHA-256 which its file must have; and,
-        where it is known or open, the digest of its weights (`weight_digest`, another number)."""
+        """For the manifest: the model's name; of one that kvaudit fetches, the SHA-256 that its file must have; the
+        digest of its weights (`weight_digest`, another number) where it is known or open."""
         digest = self._digest if self._model is None else self._model.digest
         pinned = KNOWN_MODELS.get(self._name)
         return (

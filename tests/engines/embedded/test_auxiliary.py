@@ -3,7 +3,9 @@ limits, and that it is opened once, when it is asked for, and not on a request's
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +23,10 @@ from tiny_models import FAMILY_SETTINGS, TinyTokenizer, tiny_model
 from kvaudit.engines import PRESETS, EngineSettings
 from kvaudit.engines.embedded import auxiliary as module
 from kvaudit.engines.embedded import engine as engine_module
-from kvaudit.engines.embedded import open_engine
+from kvaudit.engines.embedded import models, open_engine
 from kvaudit.engines.embedded.auxiliary import Auxiliary, Shares, SmallModel, characters, last_layer_attention
 from kvaudit.engines.embedded.engine import EmbeddedEngine
+from kvaudit.engines.embedded.fetch import KNOWN_MODELS
 from kvaudit.engines.embedded.forward import ROWS_PER_BLOCK, Transformer
 from kvaudit.engines.embedded.tokenizer import ModelTokenizer
 from kvaudit.engines.embedded.weights import weights_of
@@ -214,8 +217,10 @@ class Openings:
     looks: int = 0
     looks_when_opened: list[int] = field(default_factory=list)
 
-    def __call__(self, name: str, dtype: torch.dtype, device: torch.device) -> SmallModel:
-        assert (name, dtype, device) == ("other", torch.float32, CPU)
+    def __call__(
+        self, name: str, dtype: torch.dtype, device: torch.device, standing: SmallModel | None = None
+    ) -> SmallModel:
+        assert (name, dtype, device, standing) == ("other", torch.float32, CPU, None)
         self.seen.append(name)
         self.looks_when_opened.append(self.looks)
         return small_model(TinyTokenizer())
@@ -273,6 +278,67 @@ def test_an_engine_opens_with_its_own_model_or_another_beside_it(
     auxiliary = opened["beside"]._auxiliary  # type: ignore[attr-defined]
     np.testing.assert_allclose(auxiliary.attention(PROMPT, 15, 20), expected, rtol=1e-4, atol=1e-6)
     assert auxiliary.describe()["auxiliary_weights_sha256"] == told["beside"]["auxiliary_weights_sha256"]
+
+
+def asked(engine: Any) -> SmallModel:
+    """What the engine's auxiliary model is once a policy has asked for it."""
+    model: SmallModel = engine._auxiliary.open()
+    return model
+
+
+def test_the_cells_of_a_study_load_it_once(tmp_path: Path) -> None:
+    """Each engine is opened while the one before it is held, and describes itself before a policy asks."""
+    main, other = saved(tmp_path / "main", 1), saved(tmp_path / "other", 2)
+    settings = EngineSettings(model=main, device="cpu", options={"auxiliary": other})
+    engine: Any = open_engine(settings)
+    told, weights = engine.describe(), asked(engine).transformer.weights
+    for _ in range(2):
+        engine = open_engine(settings)
+        assert engine.describe() == told
+        assert asked(engine).transformer.weights is weights
+    kept = asked(open_engine(EngineSettings(model=main, device="cpu", dtype="bfloat16", options={"auxiliary": other})))
+    assert kept.transformer.weights.embedding.dtype == torch.bfloat16
+
+
+def test_an_auxiliary_model_that_changed_meanwhile_is_loaded_anew(tmp_path: Path) -> None:
+    main, other = saved(tmp_path / "main", 1), saved(tmp_path / "other", 2)
+    settings = EngineSettings(model=main, device="cpu", options={"auxiliary": other})
+    first = open_engine(settings)
+    before = asked(first)
+    saved(tmp_path / "other", 3)
+    second = open_engine(settings)
+    assert asked(second).digest != before.digest
+    assert asked(second).transformer.weights is not before.transformer.weights
+
+
+def test_nobody_holds_it_when_no_engine_does(tmp_path: Path) -> None:
+    main, other = saved(tmp_path / "main", 1), saved(tmp_path / "other", 2)
+    engine = open_engine(EngineSettings(model=main, device="cpu", options={"auxiliary": other}))
+    asked(engine)
+    gone = weakref.ref(asked(engine))
+    del engine
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_default_auxiliary_models_pinned_file_stands_in_the_manifest_without_a_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_fetch(model: object) -> Path:
+        raise AssertionError("nothing asked for the model yet")
+
+    monkeypatch.setattr(models, "fetched", no_fetch)
+    engine = open_engine(EngineSettings(model=saved(tmp_path / "main", 1), device="cpu"))
+    told = engine.describe()
+    assert told["auxiliary_model"] == "smollm2-135m"
+    assert told["auxiliary_file_sha256"] == KNOWN_MODELS["smollm2-135m"].sha256
+    assert "auxiliary_weights_sha256" not in told
+
+
+def test_a_model_that_kvaudit_does_not_fetch_has_no_pinned_file(tmp_path: Path) -> None:
+    main = saved(tmp_path / "main", 1)
+    told = open_engine(EngineSettings(model=main, device="cpu", options={"auxiliary": main})).describe()
+    assert "auxiliary_file_sha256" not in told
 
 
 def test_an_auxiliary_model_that_is_not_there_is_refused_when_the_engine_opens(tmp_path: Path) -> None:
