@@ -10,8 +10,8 @@ import numpy as np
 
 from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
 from kvaudit.analysis.figures import empty_answers, variation_by_request
-from kvaudit.analysis.reproduction import chance_of_rounding, flipped_untouched, touched_by_rounding
-from kvaudit.analysis.stats import ALPHA, Floats, wilson
+from kvaudit.analysis.reproduction import proven_variation, touched_orders
+from kvaudit.analysis.stats import Floats, wilson
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
 
 ReasonCode = Literal[
@@ -42,6 +42,9 @@ ReasonCode = Literal[
 STANDING: frozenset[ReasonCode] = frozenset({"too-few-orders", "errors", "budget-missed"})
 """Reasons that keep an audit from a conclusion but leave what it saw standing: a gate can still fail on it."""
 
+
+OF_ROUNDING: frozenset[ReasonCode] = frozenset({"rounding-differs", "within-rounding"})
+"""Reasons that say nothing against an order that rounding did not touch."""
 
 MOST_EMPTY = 0.5
 """A larger share of empty full-prefill answers leaves too few to compare: that empty ones are equal shows little."""
@@ -101,7 +104,7 @@ def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: fl
     if _beyond(max_noise, differing, total):
         reasons.append(Reason("repeat-differs", differing, total, max_noise))
     reasons += _noise_reasons(grid, pairs, policy, max_noise, block)
-    reasons += _rounding_reasons(grid, pairs, policy)
+    reasons += _rounding_reasons(grid, pairs, policy, max_noise)
     reasons += _reuse_reasons(grid, orders)
     reasons += _cache_reasons(grid, arms)
     reasons += _budget_reasons(grid, arms)
@@ -128,21 +131,17 @@ def _noise_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: fl
             yield Reason("within-noise", varying, len(known), explained)
 
 
-def _rounding_reasons(grid: Grid, pairs: Sequence[Pair], policy: str) -> Iterator[Reason]:
-    """What rounding changes is not history.
+def _rounding_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: float) -> Iterator[Reason]:
+    """What rounding may explain is not history: that is what flips between orders which rounding had not touched.
 
-    History is what flips a request between orders that rounding had touched in neither. Else, where rounding touched
-    an order, orders must differ more often than rounding controls do.
+    No statistic of the rounding controls decides: one token that rounding chose early can change all answers of a run.
     """
     differing, compared = disagreement(pairs, "rounding", policy)
-    varying = (variation_by_request(grid, pairs, policy) > 0).any()
-    if not varying:
-        if differing:
-            yield Reason("rounding-differs", differing, compared)
-    elif any(touched_by_rounding(grid, arm).any() for arm in grid.find(policy)):
-        chance = chance_of_rounding(grid, policy)
-        if not flipped_untouched(grid, pairs, policy) and (chance is None or chance > ALPHA):
-            yield Reason("within-rounding", differing, compared, chance)
+    if not (variation_by_request(grid, pairs, policy) > 0).any():
+        if _beyond(max_noise, differing, compared):
+            yield Reason("rounding-differs", differing, compared, max_noise)
+    elif touched_orders(grid, policy) and not proven_variation(grid, pairs, policy).any():
+        yield Reason("within-rounding", differing, compared)
 
 
 def _beyond(max_noise: float, differing: int, total: int) -> bool:

@@ -41,11 +41,13 @@ def cost_figures(grid: Grid) -> tuple[Figure, ...]:
     figures = [*_ttft(grid)]
     budgets: dict[tuple[str, str], list[Budget]] = {}
     for arm, planned in enumerate(grid.arms):
-        if planned.policy == FULL_PREFILL or planned.control in REPRODUCTIONS:
+        if planned.policy == FULL_PREFILL or planned.control == "repeat":
             continue
         columns = grid.columns(COLUMNS, arm)
         place = (planned.policy, planned.order, planned.control)
         figures += _damage(columns, place)
+        if planned.control in REPRODUCTIONS:
+            continue
         figures += _selection(columns, place)
         figures += _tokens(columns, place)
         if not np.isnan(columns["recomputed_tokens"]).all():

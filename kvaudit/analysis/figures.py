@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from kvaudit.analysis import power, stats
 from kvaudit.analysis.compare import NO_ROW, NOT_COMPARABLE, Grid, Kind, Pair
-from kvaudit.analysis.reproduction import chance_of_reproducing, chance_of_rounding, decided_by_rounding
+from kvaudit.analysis.reproduction import chance_of_reproducing, decided_by_rounding
 from kvaudit.analysis.stats import Estimate, Flags, Floats, Integers
 from kvaudit.records import FULL_PREFILL
 from kvaudit.schema import TABLES
@@ -276,13 +276,11 @@ def _reproduction(grid: Grid, pairs: Sequence[Pair], block: int) -> Iterator[Fig
                 continue
             figure = Figure("rounding_selections", policy, grid.arms[arm].order, "none")
             yield estimated(figure, stats.wilson(decided, requests, block))
-        chances = {
-            "chance_of_reproducing": chance_of_reproducing(grid, policy),
-            "chance_of_rounding": chance_of_rounding(grid, policy),
-        }
-        for metric, chance in chances.items():
-            if chance is not None:
-                yield Figure(metric, policy, test="randomisation of runs, request by request", p_value=chance)
+        chance = chance_of_reproducing(grid, policy)
+        if chance is not None:
+            yield Figure(
+                "chance_of_reproducing", policy, test="randomisation of runs, request by request", p_value=chance
+            )
 
 
 def _policy_contrasts(grid: Grid, reference: dict[int, Pair]) -> Iterator[Contrast]:

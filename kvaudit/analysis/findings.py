@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from kvaudit.analysis import stats
-from kvaudit.analysis.checks import STANDING, Reason, disagreement, policy_reasons, reference_reasons
+from kvaudit.analysis.checks import STANDING, Reason, ReasonCode, disagreement, policy_reasons, reference_reasons
 from kvaudit.analysis.compare import Grid, Pair
 from kvaudit.analysis.figures import variation_by_request
 from kvaudit.analysis.reproduction import (
     chance_of_reproducing,
-    chance_of_rounding,
     decided_by_rounding,
-    flipped_untouched,
+    proven_variation,
+    rounding_matters,
+    touched_orders,
 )
 
 Seen = Literal["history-sensitive", "none-seen", "inconclusive"]
@@ -34,14 +35,15 @@ class Finding:
     history (reset control). reset_reuses: whether anything is reused there (preludes are served before their
     requests); if not, the control is full prefill and cannot tell the policy's own error from history.
     repeat_losses: of repeat_compared requests, how many the repeat control answers differently.
-    rounding_decided: of rounding_served requests, counted in every order, on how many rounding chose a recomputed
-    token; flipped_untouched: how many requests flipped between orders that it had not touched by then.
-    rounding_losses: of rounding_compared requests, how many the rounding control answers differently.
+    rounding_matters: whether what rounding chooses may change an answer; it chose a recomputed token on
+    rounding_decided of rounding_served requests, counted in every order. touched: the orders in which it may have
+    decided an answer. flipped_untouched: how many requests flipped between orders that it had not touched by then;
+    proven_variation: the answer variation that comes of these alone. rounding_losses: of rounding_compared requests,
+    how many the rounding control answers differently.
     overlap: how many successive requests of the stream share content; block: how many of them count as one here.
     smallest_visible: the smallest share of affected requests that would have shown with 95 % probability.
     chance_of_reproducing: p-value of 'the repeat agreed by luck, answers vary from run to run'; None where it did not
-    agree. chance_of_rounding: p-value of 'orders differ by no more than rounding'; None where no rounding control
-    was touched by rounding.
+    agree.
     """
 
     policy: str
@@ -57,19 +59,25 @@ class Finding:
     repeat_losses: int
     rounding_served: int
     rounding_decided: int
+    rounding_matters: bool
+    touched: tuple[str, ...]
     flipped_untouched: int
+    proven_variation: float
     rounding_compared: int
     rounding_losses: int
     overlap: int
     block: int
     smallest_visible: float | None
     chance_of_reproducing: float | None
-    chance_of_rounding: float | None
 
     @property
     def stands(self) -> bool:
         """Whether what was seen stands, though it may be incomplete: a gate can fail on it."""
-        return all(reason.code in STANDING for reason in self.reasons)
+        return self.stands_but_for()
+
+    def stands_but_for(self, codes: Collection[ReasonCode] = ()) -> bool:
+        """Whether it stands where these reasons are seen to otherwise."""
+        return all(reason.code in STANDING or reason.code in codes for reason in self.reasons)
 
     @property
     def noise_excluded(self) -> bool:
@@ -98,6 +106,7 @@ def _finding(
     resets = [pair for pair in pairs if pair.kind == "reference" and pair.right in grid.find(policy, "reset")]
     repeat_losses, repeat_compared = disagreement(pairs, "repeat", policy)
     rounding_losses, rounding_compared = disagreement(pairs, "rounding", policy)
+    proven = proven_variation(grid, pairs, policy)
     decided = [decided_by_rounding(grid, arm) for arm in grid.find(policy)]
     seen: Seen = "inconclusive" if reasons else "history-sensitive" if len(flipped) else "none-seen"
     return Finding(
@@ -114,12 +123,14 @@ def _finding(
         repeat_losses=repeat_losses,
         rounding_served=sum(served for _, served in decided),
         rounding_decided=sum(requests for requests, _ in decided),
-        flipped_untouched=flipped_untouched(grid, pairs, policy),
+        rounding_matters=rounding_matters(grid, policy),
+        touched=touched_orders(grid, policy),
+        flipped_untouched=int((proven > 0).sum()),
+        proven_variation=float(proven.sum()) / max(1, compared),
         rounding_compared=rounding_compared,
         rounding_losses=rounding_losses,
         overlap=overlap,
         block=block,
         smallest_visible=stats.smallest_visible(stats.independent(compared, block)),
         chance_of_reproducing=chance_of_reproducing(grid, policy) if len(flipped) and not repeat_losses else None,
-        chance_of_rounding=chance_of_rounding(grid, policy),
     )

@@ -8,12 +8,13 @@ variation above its limit where run-to-run noise is not ruled out. Requests whos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from kvaudit.analysis import stats
 from kvaudit.analysis.baseline import Baseline
+from kvaudit.analysis.checks import OF_ROUNDING, ReasonCode
 from kvaudit.analysis.figures import Figure, select
 from kvaudit.analysis.findings import Finding
 from kvaudit.errors import UsageError
@@ -21,7 +22,16 @@ from kvaudit.errors import UsageError
 Outcome = Literal["pass", "fail", "inconclusive", "no gates"]
 Gate = Literal["min-fidelity", "max-variation", "non-inferior", "max-fidelity-drop", "max-variation-rise"]
 MOST_REQUESTS = 1_000_000_000
-Why = Literal["broken", "kept", "no-power", "noise-possible", "finding-inconclusive", "not-compared", "orders-unpaired"]
+Why = Literal[
+    "broken",
+    "kept",
+    "no-power",
+    "noise-possible",
+    "rounding-possible",
+    "finding-inconclusive",
+    "not-compared",
+    "orders-unpaired",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +159,12 @@ def gate_results(
 def _fidelity_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
     """The order with the lowest fidelity must keep the limit; every order's lower bound must too, to pass.
 
-    An order under the rounding control counts as one: another device may round like that.
+    An order under the rounding control counts as one: another device may round like that. An order that rounding
+    touched breaks the limit only where its rounding control does too.
     """
     overlap = finding.overlap
     measured = [
-        (figure.value, figure.n, figure.order if control == "none" else f"{figure.order} ({control})")
+        (figure.value, figure.n, figure.order or "", control)
         for control in ("none", "rounding")
         for figure in select(figures, "fidelity", finding.policy, control=control)
         if figure.value is not None and figure.n
@@ -162,27 +173,40 @@ def _fidelity_gate(finding: Finding, figures: Sequence[Figure], limit: float) ->
         return _unjudged("min-fidelity", finding, limit, overlap)
 
     def lowest(scale: float = 1.0) -> float:
-        bounds = (stats.wilson(value * n * scale, round(n * scale), overlap) for value, n, _ in measured)
+        bounds = (stats.wilson(value * n * scale, round(n * scale), overlap) for value, n, *_ in measured)
         return min(bound.low or 0.0 for bound in bounds if bound is not None)
 
-    value, n, order = min(measured)
-    outcome, why = _judged((finding,), broken=value < limit, kept=lowest() >= limit)
+    below = {(order, control) for value, _, order, control in measured if value < limit}
+    broken = any(
+        control == "none" and (order not in finding.touched or (order, "rounding") in below) for order, control in below
+    )
+    value, n, order, control = min(measured)
+    outcome, why = _judged((finding,), broken=broken, kept=lowest() >= limit, seen_to=OF_ROUNDING)
+    if below and not broken and why != "finding-inconclusive":
+        outcome, why = "inconclusive", "rounding-possible"
     needed = _needed(n, lambda requests: lowest(requests / n) >= limit) if why == "no-power" else None
+    where = order if control == "none" else f"{order} ({control})"
     return GateResult(
-        "min-fidelity", finding.policy, limit, outcome, why, value, lowest(), order, n, needed, overlap=overlap
+        "min-fidelity", finding.policy, limit, outcome, why, value, lowest(), where, n, needed, overlap=overlap
     )
 
 
 def _variation_gate(finding: Finding, figures: Sequence[Figure], limit: float) -> GateResult:
+    """What rounding may explain breaks no limit, and a limit that the rounding control does not keep is not kept."""
     overlap = finding.overlap
     figure = next(iter(select(figures, "answer_variation", finding.policy)), None)
     if figure is None or figure.value is None or figure.n is None or figure.high is None:
         return _unjudged("max-variation", finding, limit, overlap)
     value, n = figure.value, figure.n
     high = figure.high if overlap == 1 else max(figure.high, stats.upper_bound_of_mean(value, n, overlap))
-    outcome, why = _judged((finding,), broken=value > limit, kept=high <= limit)
+    controls = select(figures, "rounding_disagreement", finding.policy)
+    rounded = max((control.value for control in controls if control.value is not None), default=0.0)
+    broken = value > limit and (not finding.touched or finding.proven_variation > limit)
+    outcome, why = _judged((finding,), broken=broken, kept=max(high, rounded) <= limit)
     if why == "broken" and not finding.noise_excluded:
         outcome, why = "inconclusive", "noise-possible"
+    if why == "no-power" and (value > limit or rounded > limit):
+        why = "rounding-possible"
     needed = None
     if why == "no-power":
         needed = _needed(n, lambda requests: stats.upper_bound_of_mean(value, requests, overlap) <= limit)
@@ -245,7 +269,8 @@ def _held(gate: GateResult, pairs: Sequence[Paired], findings: Sequence[Finding]
     """A relative gate, given what every order lost and gained.
 
     It passes when every order's interval keeps the limit, and fails when any order's is beyond it at the level that
-    Bonferroni's correction for so many orders asks for: looking at five must not make it fail five times as often.
+    Bonferroni's correction for so many orders asks for: looking at five must not make it fail five times as often. An
+    order that rounding touched in one of the runs cannot make it fail.
     """
     if not pairs:
         return gate
@@ -253,7 +278,11 @@ def _held(gate: GateResult, pairs: Sequence[Paired], findings: Sequence[Finding]
     beyond = [pair for pair in pairs if pair.interval(overlap, stats.ALPHA / len(pairs))[1] < limit]
     worst = min(beyond or pairs, key=lambda pair: pair.interval(overlap)[0])
     bound = worst.interval(overlap)[0]
-    outcome, why = _judged(findings, broken=bool(beyond), kept=bound >= limit)
+    touched = {order for finding in findings for order in finding.touched}
+    broken = any(pair.order not in touched if pair.order else not touched for pair in beyond)
+    outcome, why = _judged(findings, broken=broken, kept=bound >= limit)
+    if why == "no-power" and beyond:
+        why = "rounding-possible"
     needed = None
     if why == "no-power":
         needed = _needed(worst.n, lambda requests: worst.interval(overlap, requests=requests)[0] >= limit)
@@ -275,8 +304,11 @@ def _needed(n: int, enough: Callable[[int], bool]) -> int | None:
     return high
 
 
-def _judged(findings: Sequence[Finding], *, broken: bool, kept: bool) -> tuple[Outcome, Why]:
-    if broken and all(finding.stands for finding in findings):
+def _judged(
+    findings: Sequence[Finding], *, broken: bool, kept: bool, seen_to: Collection[ReasonCode] = ()
+) -> tuple[Outcome, Why]:
+    """`seen_to`: reasons that `broken` allows for."""
+    if broken and all(finding.stands_but_for(seen_to) for finding in findings):
         return "fail", "broken"
     if any(finding.reasons for finding in findings):
         return "inconclusive", "finding-inconclusive"

@@ -13,7 +13,11 @@ import numpy as np
 
 from kvaudit.analysis import stats
 from kvaudit.analysis.compare import EQUAL, NOT_COMPARABLE, Grid, Pair, agreement
-from kvaudit.analysis.stats import Flags
+from kvaudit.analysis.stats import Flags, Floats
+
+IMMATERIAL = 1e-3
+"""Nats: a difference of log-probabilities that flips no greedy choice but a tie of float32 logits. Measured on
+smollm2-135m: at most 2e-5 with an exact mask, 0.6 to 13 with a bottom-right one."""
 
 
 def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
@@ -22,59 +26,65 @@ def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
     Over the requests that all of the policy's runs answered.
     """
     repeats = grid.find(policy, "repeat")
-    agree, _ = agreements(grid, (*grid.find(policy), *repeats))
-    return stats.chance_of_reproducing(agree) if repeats and agree.size else None
+    runs = (*grid.find(policy), *repeats)
+    agreements = np.full((len(runs), len(runs), len(grid.request_ids)), EQUAL, np.int8)
+    for a, b in combinations(range(len(runs)), 2):
+        agreements[a, b] = agreements[b, a] = agreement(grid, runs[a], runs[b])
+    answered = (agreements != NOT_COMPARABLE).all(axis=(0, 1))
+    if len(runs) < 2 or not repeats or not answered.any():
+        return None
+    return stats.chance_of_reproducing(agreements[:, :, answered] == EQUAL)
 
 
-def chance_of_rounding(grid: Grid, policy: str) -> float | None:
-    """How likely the policy's rounding controls differ so little from their orders, if orders differed by no more than
-    rounding (`stats.chance_of_so_few`). None where no rounding control was touched by rounding, so that there is
-    nothing to tell by.
+def rounding_matters(grid: Grid, policy: str) -> bool:
+    """Whether what rounding chooses may change what the policy's requests are answered.
 
-    Over the requests that all of these runs answered and on which a control could differ: something was reusable in
-    each run, and the controls were touched.
+    It does not where the rounding controls show so: rounding chose tokens there, no answer changed, and none of the
+    reference answers became likelier or less likely by more than `IMMATERIAL`. Tokens whose cached KV is right change
+    nothing when they are recomputed rightly. Without such evidence it may.
     """
-    orders = {grid.arms[arm].order: arm for arm in grid.find(policy)}
-    touched = {arm: touched_by_rounding(grid, arm) for arm in grid.find(policy, "rounding")}
-    controls = [arm for arm, flags in touched.items() if flags.any() and grid.arms[arm].order in orders]
-    runs = (*orders.values(), *controls)
-    agree, requests = agreements(grid, runs)
-    pairs = [(runs.index(orders[grid.arms[arm].order]), runs.index(arm)) for arm in controls]
-    able = [grid.column("reusable_tokens", arm) != 0 for arm in runs] + [touched[arm] for arm in controls]
-    return stats.chance_of_so_few(agree[:, :, np.all(able, axis=0)[requests]], pairs) if pairs else None
+    shown = False
+    for control in grid.find(policy, "rounding"):
+        if not (grid.column("rounding_tokens", control) > 0).any():
+            continue
+        for order in grid.find(policy, order=grid.arms[control].order):
+            moved = np.abs(grid.column("reference_logprob", control) - grid.column("reference_logprob", order))
+            if (agreement(grid, order, control) != EQUAL).any() or not (moved <= IMMATERIAL).all():
+                return True
+            shown = True
+    return not shown
 
 
 def touched_by_rounding(grid: Grid, arm: int) -> Flags:
-    """On which requests of an arm rounding may have decided a selection, of theirs or of an earlier one's: [R].
+    """On which requests of an arm rounding may have decided an answer, by a selection of theirs or of an earlier one's:
+    [R].
 
-    From the first on of which that is known, or, where the policy ranks by signals and so has rounding controls, of
-    which nobody looked though tokens were chosen.
+    From the first on of which it chose a token, or, where the policy ranks by signals and so has rounding controls, of
+    which nobody looked though tokens were chosen. None where rounding does not matter.
     """
+    policy = grid.arms[arm].policy
     columns = grid.columns(("position", "rounding_tokens", "budget_k"), arm)
-    ranks = bool(grid.find(grid.arms[arm].policy, "rounding"))
+    ranks = bool(grid.find(policy, "rounding"))
     unknown = ranks & np.isnan(columns["rounding_tokens"]) & (columns["budget_k"] > 0)
-    decided = (columns["rounding_tokens"] > 0) | unknown
+    decided = ((columns["rounding_tokens"] > 0) | unknown) & rounding_matters(grid, policy)
     touched: Flags = columns["position"] >= np.min(columns["position"], where=decided, initial=np.inf)
     return touched
 
 
-def flipped_untouched(grid: Grid, pairs: Sequence[Pair], policy: str) -> int:
-    """How many requests two orders answer differently that rounding had touched in neither."""
+def touched_orders(grid: Grid, policy: str) -> tuple[str, ...]:
+    return tuple(grid.arms[arm].order for arm in grid.find(policy) if touched_by_rounding(grid, arm).any())
+
+
+def proven_variation(grid: Grid, pairs: Sequence[Pair], policy: str) -> Floats:
+    """The part of each request's answer variation that rounding cannot explain: float64 [R], the share of its
+    comparable pairs of orders that differ and of which rounding had touched neither; 0 where none is comparable."""
     touched = {arm: touched_by_rounding(grid, arm) for arm in grid.find(policy)}
-    mine = [pair for pair in pairs if pair.kind == "orders" and pair.policy == policy]
-    flipped = [pair.differs & ~touched[pair.left] & ~touched[pair.right] for pair in mine]
-    return int(np.any(flipped, axis=0).sum()) if flipped else 0
-
-
-def agreements(grid: Grid, arms: Sequence[int]) -> tuple[Flags, Flags]:
-    """Which of these arms gave equal answers, [arms, arms, requests], over the requests that all of them answered; and
-    which of the R requests these are."""
-    found = np.full((len(arms), len(arms), len(grid.request_ids)), EQUAL, np.int8)
-    for a, b in combinations(range(len(arms)), 2):
-        found[a, b] = found[b, a] = agreement(grid, arms[a], arms[b])
-    answered = (found != NOT_COMPARABLE).all(axis=(0, 1))
-    agree: Flags = found[:, :, answered] == EQUAL
-    return agree, answered
+    differing, comparable = np.zeros((2, len(grid.request_ids)))
+    for pair in pairs:
+        if pair.kind == "orders" and pair.policy == policy:
+            differing += pair.differs & ~touched[pair.left] & ~touched[pair.right]
+            comparable += pair.comparable
+    return differing / np.maximum(comparable, 1)
 
 
 def decided_by_rounding(grid: Grid, arm: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, permutations
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -225,33 +225,6 @@ def chance_of_reproducing(agree: Flags) -> float:
         return 1.0
     shares = (agree.sum(axis=(0, 1)) - runs) / (runs * (runs - 1))
     return float(shares.prod())
-
-
-def chance_of_so_few(agree: Flags, pairs: Sequence[tuple[int, int]]) -> float:
-    """How likely these pairs of runs differ no more often than they do, if any two runs differed alike.
-
-    `agree` [runs, runs, requests] as above; `pairs` share no run. If what sets a run apart is noise, independent from
-    request to request, the runs of a request are exchangeable, and each assignment of runs to these pairs is as likely
-    as any other: a randomisation p-value of 'these pairs differ less than others', over all assignments or, where they
-    are many, 20,000 random ones. It does not exclude noise that moves many requests of a run at once.
-    """
-    left, right = np.array(pairs).T
-    observed = int((~agree[left, right]).sum())
-    assigned = _assignments(len(agree), 2 * len(pairs))
-    total = np.ones(1)
-    for request in np.flatnonzero(~agree.all(axis=(0, 1))):
-        differ = ~agree[:, :, request]
-        counts = differ[assigned[:, ::2], assigned[:, 1::2]].sum(axis=1)
-        total = np.convolve(total, np.bincount(counts, minlength=len(pairs) + 1) / len(assigned))
-    return min(1.0, float(total[: observed + 1].sum()))
-
-
-def _assignments(runs: int, places: int, most: int = 20_000) -> Integers:
-    """Runs in places, int64 [assignments, places], each run at most once: all there are, or `most` random ones."""
-    if math.perm(runs, places) <= most:
-        return np.array(list(permutations(range(runs), places)))
-    rng = np.random.default_rng(0)
-    return rng.permuted(np.tile(np.arange(runs), (most, 1)), axis=1)[:, :places]
 
 
 def _adjusted_wald(first: float, second: float, n: float, z: float) -> tuple[float, float]:

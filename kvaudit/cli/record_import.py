@@ -40,10 +40,13 @@ Formats:
 \b
 Plain, .gz and .zst are told by their content, and so is the format. Requests stay in
 the order of the log; they are sorted by their times where a log is not in order.
-Calls that failed, ids that came before, embeddings, images and audio are left out,
-and counted with their lines. So are lines that cannot be read, where they are no more
-than the others, and such files in a folder. A compressed file that is cut off is read
-up to there. A trace of kvaudit's own is read whole or not at all.
+Calls that failed, embeddings, images and audio are left out, and counted with their
+lines. So are lines that cannot be read, where they are no more than the others, and
+such files in a folder. So is what came before: the same id and prompt, and the same
+time and session where both have one. Ids that count lines or exchanges are those of
+another file only at the same fraction of a second. Other ids that came before are kept
+under new names, and counted. A compressed file that is cut off is read up to there.
+A trace of kvaudit's own is read whole or not at all.
 Tool definitions become a system message and tool calls the end of their assistant's
 message, both as JSON text: the model's own tool template is not used. Of a logged
 answer only its length is taken, never its text.
@@ -140,16 +143,16 @@ def _reasons(files: Sequence[ImportedFile], several: bool) -> Iterator[tuple[int
         for row in file.left_out:
             found.setdefault(row["reason"], []).append((file, row))
     for reason, rows in found.items():
-        places = [
-            f"{Path(file.name).name} {place}" if several else place for file, row in rows for place in row["places"]
-        ][:_NAMES_SHOWN]
+        places = [f"{file.label} {place}" if several else place for file, row in rows for place in row["places"]][
+            :_NAMES_SHOWN
+        ]
         count = sum(row["count"] for _, row in rows)
         more = f" and {count - len(places):,} more" if count > len(places) else ""
         yield count, reason, ", ".join(places) + more
     refused: dict[str, list[str]] = {}
     for file in files:
         if file.refusal:
-            refused.setdefault(file.refusal, []).append(Path(file.name).name)
+            refused.setdefault(file.refusal, []).append(file.label)
     for refusal, names in refused.items():
         yield len(names), f"file{'' if len(names) == 1 else 's'}: {refusal}", _few(names)
 
@@ -160,7 +163,7 @@ def _notes(imported: Imported) -> Iterator[str]:
     files_of: dict[str, list[str]] = {}
     for file in imported.files:
         for note in file.notes:
-            files_of.setdefault(note, []).append(Path(file.name).name)
+            files_of.setdefault(note, []).append(file.label)
     for note, names in files_of.items():
         yield f"{_few(names)}: {note}"
     yield from imported.notes

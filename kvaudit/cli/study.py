@@ -79,7 +79,10 @@ def report_study(path: Path, formats: Sequence[str], outputs: Sequence[Path], ig
                 f"take {', '.join(RENDERERS)}, or report one of its cells",
             )
     if given := [name for name, value in ignored.items() if value]:
-        _tell(f"{', '.join(given)} say nothing about a study: hold a cell to limits, kvaudit report {path}/cells/NAME")
+        raise UsageError(
+            f"a study is held to no limits: {', '.join(given)}",
+            f"hold one of its cells to them, kvaudit report {path}/cells/NAME",
+        )
     results = read_results(path)
     for destination in sorted(chosen, key=lambda one: one.path is None):
         render = partial(RENDERERS[destination.format], results)

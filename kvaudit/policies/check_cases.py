@@ -103,3 +103,9 @@ def extreme_cases() -> tuple[Case, ...]:
     """Every extreme shape with every k from 0 to N."""
     shapes = [*((name, layout) for name, layout in LAYOUTS.items()), *((name, "i2 d3 d3") for name in DEVIATIONS)]
     return tuple(Case(layout, k, name) for name, layout in shapes for k in range(reusable(layout) + 1))
+
+
+def long_cases() -> tuple[Case, ...]:
+    """More tokens than a byte counts, and than a policy may have tables for: few of them, all but one, and all."""
+    count = reusable(LONG)
+    return tuple(Case(LONG, k, "the prompt of 84 documents") for k in (count // 20, count - 1, count))

@@ -38,7 +38,7 @@ from kvaudit.policies.check_asking import (
     selected,
     shown,
 )
-from kvaudit.policies.check_cases import LONG, Case, extreme_cases, random_cases, reusable
+from kvaudit.policies.check_cases import LONG, Case, extreme_cases, long_cases, random_cases, reusable
 from kvaudit.policies.synthetic import make_prompt
 from kvaudit.policies.tokens import TokenTopK
 
@@ -172,6 +172,10 @@ def _extreme(subject: _Subject) -> str:
     return _each(subject, extreme_cases())
 
 
+def _long(subject: _Subject) -> str:
+    return f"{_each(subject, long_cases())} of {reusable(LONG):,} reusable tokens"
+
+
 def _each(subject: _Subject, cases: tuple[Case, ...]) -> str:
     for case in cases:
         subject.select(subject.make(), case)
@@ -223,6 +227,9 @@ def _needs(subject: _Subject) -> str:
         subject.at = case
         context = case.context(policy, frozenset(policy.needs))
         selected(policy, replace(context, signals=cast(Signals, Recording(context.signals, asked))))
+        if undeclared := sorted((asked & set(get_args(Need))) - policy.needs):
+            declared = ", ".join(sorted(policy.needs)) or "nothing"
+            raise ContractError(f"asked `signals` for {', '.join(undeclared)}, and declares {declared}")
     subject.at = None
     if idle := sorted(set(policy.needs) - asked):
         subject.warned = f"declares {', '.join(idle)} and asked for none of it"
@@ -231,7 +238,7 @@ def _needs(subject: _Subject) -> str:
 
 def _speed(subject: _Subject) -> str:
     count = reusable(LONG)
-    subject.at = Case(LONG, count // 20, "the prompt of 84 documents")
+    subject.at = long_cases()[0]
     own, plain = (milliseconds(policy, subject.at) for policy in (subject.make(), TokenTopK()))
     said = f"{own:,.{0 if own >= 10 else 2}f} ms for {count:,} reusable tokens, {own / plain:.1f} x token-topk's"
     if own / plain > SLOW:
@@ -245,6 +252,7 @@ _CHECKS: Mapping[str, Callable[[_Subject], str]] = {
     "schedule": _schedule,
     "exactly k distinct reusable positions": _exactly_k,
     "extreme shapes": _extreme,
+    "long prompts": _long,
     "the same again under the same seed": _deterministic,
     "no state between requests": _stateless,
     "the context is left as it was": _unchanged,

@@ -2,7 +2,7 @@
 
 Tokens whose cached KV is right differ from it by rounding alone, and a rule that ranks by deviation still ranks them.
 Another number of threads, another device or another kernel ranks them otherwise. A watched policy is asked again with
-every signal moved by less than such rounding moves it: what changes with it was decided by rounding.
+every signal moved as far as such rounding may move it: what changes with it was decided by rounding.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from kvaudit.policies import (
     checked_selection,
 )
 
-DRAWS = 4
-"""How often a policy is asked again: of two tokens that only rounding tells apart one draw misses half. Once where the
-policy pays a pass of the model for each question."""
+DRAWS = 8
+"""How often a policy is asked again; once where it pays a pass of the model for each question. Of two tokens that only
+rounding tells apart one draw misses half or more."""
+
+WIDTH = 2.0
+"""How much farther than `precision` signals are moved: values that are twice as far apart may change places."""
 
 SCORES = 8.0
 """Attention scores and logits are about so large: an error of `precision` times that is one of their rounding."""
@@ -56,13 +59,15 @@ class Watched(Policy):
         return None if schedule is None else list(schedule)
 
     def select(self, context: SelectionContext) -> Positions:
-        luck = deepcopy(context.rng)
+        before, luck = deepcopy((self._policy, context.rng))
         shown = checked_selection(self._policy, context)
         began = perf_counter()
-        others = [
-            checked_selection(self._policy, replace(context, signals=signals, rng=deepcopy(luck)))
-            for signals in _roundings(context, 1 if "output-kl" in self.needs else DRAWS)
-        ]
+        others = []
+        for signals in _roundings(replace(context, rng=luck), 1 if "output-kl" in self.needs else DRAWS):
+            policy, rng = deepcopy((before, luck))
+            others.append(checked_selection(policy, replace(context, signals=signals, rng=rng)))
+            if self._follow and len(others) == 1:
+                self._policy = policy
         self.decided += max(len(np.setdiff1d(shown, other)) for other in others)
         self.untimed_seconds += perf_counter() - began
         return others[0] if self._follow else shown
@@ -94,6 +99,7 @@ class _Rounded:
     layer: int
     noise: np.random.Generator
     _made: dict[object, Floats] = field(default_factory=dict)
+    _given: list[tuple[Floats, Floats]] = field(default_factory=list)
 
     @property
     def precision(self) -> float:
@@ -132,14 +138,20 @@ class _Rounded:
         return float(self._made[key][0])
 
     def _distance(self, need: Need, layer: int, signal: Callable[[], Floats]) -> Floats:
+        """One rounding where two names mean the same signal, so that a policy sees nothing that cannot be."""
         key = (need, layer)
         if key not in self._made:
-            self._made[key] = self._squares(signal(), self.signals.norms(need, layer))
+            squared = signal()
+            made = next((made for given, made in self._given if given is squared), None)
+            if made is None:
+                made = self._squares(squared, self.signals.norms(need, layer))
+                self._given.append((squared, made))
+            self._made[key] = made
         return self._made[key]
 
     def _squares(self, squared: Floats, size: Floats) -> Floats:
         """A squared distance between vectors of about this size, whose roots rounding moves by precision x size."""
-        moved = np.sqrt(squared) + self._uniform(squared.shape) * self.precision * size
+        moved = np.sqrt(squared) + self._uniform(squared.shape) * size
         return _frozen(moved * moved)
 
     def _chunk(self, index: int, chunk: ChunkAttention) -> ChunkAttention:
@@ -151,11 +163,12 @@ class _Rounded:
         """Softmax weights: an absolute error of a score is a relative one of its weight."""
         if key not in self._made:
             weights = signal()
-            self._made[key] = _frozen(weights * (1 + self._uniform(weights.shape) * self.precision * SCORES))
+            self._made[key] = _frozen(weights * (1 + self._uniform(weights.shape) * SCORES))
         return self._made[key]
 
     def _uniform(self, shape: tuple[int, ...]) -> Floats:
-        return self.noise.uniform(-1, 1, shape).astype(np.float32)
+        width = WIDTH * self.precision
+        return self.noise.uniform(-width, width, shape).astype(np.float32)
 
 
 def _frozen(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> Floats:

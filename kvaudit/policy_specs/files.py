@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import invalidate_caches
@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kvaudit.errors import PluginError, UsageError
+from kvaudit.policy_specs.sources import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,9 @@ def import_file(path: Path) -> PolicyFile:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     place = path.resolve()
     held = _IMPORTED.get(place)
-    if held is None or held.digest != _digest(source, held.neighbours):
+    if held is None or held.digest != digest_of(source, held.neighbours, path.parent):
         held = _IMPORTED[place] = _imported(place, source)
     return held
-
-
-def _digest(source: bytes, neighbours: Iterable[Path]) -> str:
-    digest = sha256(source)
-    for neighbour in neighbours:
-        with suppress(OSError):
-            digest.update(neighbour.read_bytes())
-    return digest.hexdigest()
 
 
 def _imported(path: Path, source: bytes) -> PolicyFile:
@@ -75,7 +68,7 @@ def _imported(path: Path, source: bytes) -> PolicyFile:
             f"{path} cannot be imported: {_said(error, path)}", "mend it, or install what it needs"
         ) from error
     neighbours = tuple(sorted(found))
-    return PolicyFile(module, neighbours, _digest(source, neighbours))
+    return PolicyFile(module, neighbours, digest_of(source, neighbours, path.parent))
 
 
 @contextmanager

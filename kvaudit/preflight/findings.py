@@ -36,7 +36,7 @@ RULES = MappingProxyType(
         ),
         "recurs-inside": Rule(
             "warning",
-            "texts recur inside messages, at other places",
+            "texts recur inside messages, behind other text",
             "tokens that stood inside an earlier message at another place: no cache finds them as prompts are cut now",
             "cut prompts where texts recur, and inspect what that writes",
             cuts=True,

@@ -1,78 +1,97 @@
-"""Texts that recur inside messages at other places: no chunk finds them until prompts are cut where they recur.
+"""Texts that recur inside messages behind other text: nothing reuses them until prompts are cut where they recur.
 
-A sample of the k-grams of every distinct segment is remembered, chosen by their hashes, so that the same text has the
-same sample wherever it stands. Where the sample grows too large, half of it is forgotten, and every later one is half.
-What is counted is a lower bound: the tokens of the sampled k-grams that an earlier segment had at another place.
+They are what `record import --segment auto` would find in the segments that came first, `MOST_SEARCHED` tokens of them.
+A text that stands behind the same tokens of the prompt as before is left to prefix caches, and one that is a segment of
+its own to chunk caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import groupby
 
 import numpy as np
 
 from kvaudit.preflight.findings import Findings, Place, place_of
 from kvaudit.preflight.pieces import Piece, PiecedPrompt
 from kvaudit.records import Request
-from kvaudit.segmenting.grams import gram_hashes
-from kvaudit.segmenting.recurring import GRAM
+from kvaudit.segmenting.grams import Runs
+from kvaudit.segmenting.recurring import GRAM, runs_in_requests
 
 SHARE_TOLD = 0.05
-"""Of all prompt tokens. What recurs less is a turn of phrase, or an instruction at the end."""
-MOST_REMEMBERED = 1 << 18
-_ONE_IN = 8
-"""So many k-grams at first stand for one that is remembered: a text of 100 tokens has eight or nine."""
+"""Of all prompt tokens that were looked at. What recurs less is a turn of phrase, or an instruction at the end."""
+MOST_SEARCHED = 1 << 21
+"""Tokens of distinct segments that are searched."""
+_DIGEST = 16
+
+
+@dataclass(slots=True)
+class _Text:
+    """A distinct segment: where it came first, behind which tokens (`before`), and the requests first and last."""
+
+    piece: Piece
+    place: Place
+    before: blake2b
+    first: int
+    last: int
 
 
 class InsideLint:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._seen: set[Piece] = set()
-        self._first_places: dict[int, int] = {}
-        self._below = (1 << 64) // _ONE_IN
-        self._tokens = self._requests = 0
-        self._first: tuple[Place, str] | None = None
+        self._texts: dict[str, _Text] = {}
+        self._prompt_tokens = self._searched = 0
 
     def add(self, request: Request, prompt: PiecedPrompt) -> None:
-        if self._seen.issuperset(prompt.pieces):
+        if self._searched >= MOST_SEARCHED:
             return
-        inside = 0
+        before = blake2b(digest_size=_DIGEST)
         for index, piece in enumerate(prompt.pieces):
-            if piece in self._seen:
-                continue
-            self._seen.add(piece)
-            tokens = self._elsewhere(piece) if piece.is_chunk and piece.tokens >= GRAM else 0
-            inside += tokens
-            if tokens and self._first is None:
-                what = f"{tokens:,} tokens or more of this {piece.kind} stood inside an earlier one, at another place"
-                self._first = place_of(request.request_id, request.ordinal, prompt, index), what
-        self._tokens += inside
-        self._requests += bool(inside)
+            if piece.is_chunk and piece.tokens >= GRAM:
+                self._remember(request, prompt, index, before)
+            before.update(piece.ids)
+            self._prompt_tokens += piece.tokens
 
-    def finish(self, prompt_tokens: int) -> None:
-        if self._first is not None and self._tokens >= SHARE_TOLD * prompt_tokens:
-            place, what = self._first
-            self._findings.add("recurs-inside", None, place, self._tokens, what, self._requests)
+    def _remember(self, request: Request, prompt: PiecedPrompt, index: int, before: blake2b) -> None:
+        piece = prompt.pieces[index]
+        content = piece.content_id if piece.text is None else piece.text
+        known = self._texts.get(content)
+        if known is not None:
+            known.last = request.ordinal
+            return
+        place = place_of(request.request_id, request.ordinal, prompt, index)
+        self._texts[content] = _Text(piece, place, before.copy(), request.ordinal, request.ordinal)
+        self._searched += piece.tokens
 
-    def _elsewhere(self, piece: Piece) -> int:
-        """How many of its tokens earlier segments had, at least, at another place; remembers its own."""
-        hashes = gram_hashes(np.frombuffer(piece.ids, np.int32), GRAM)
-        places = np.flatnonzero(hashes < np.uint64(self._below))
-        sample = list(zip(hashes[places].tolist(), places.tolist(), strict=True))
-        known = self._first_places
-        tokens = _covered(place for name, place in sample if known.get(name, place) != place)
-        for name, place in sample:
-            known.setdefault(name, place)
-        while len(known) > MOST_REMEMBERED:
-            self._below //= 2
-            known = self._first_places = {name: place for name, place in known.items() if name < self._below}
-        return tokens
+    def finish(self) -> None:
+        texts = list(self._texts.values())
+        runs, groups = runs_in_requests(
+            [np.frombuffer(text.piece.ids, np.int32) for text in texts], [(text.first, text.last) for text in texts]
+        )
+        inside = [0] * len(texts)
+        for same in groups:
+            self._count(texts, runs, same, inside)
+        if not any(inside) or sum(inside) < SHARE_TOLD * self._prompt_tokens:
+            return
+        tokens, text = next((tokens, text) for tokens, text in zip(inside, texts, strict=True) if tokens)
+        what = f"{tokens:,} tokens of this {text.piece.kind} stood inside an earlier one, behind other text"
+        requests = {text.first for tokens, text in zip(inside, texts, strict=True) if tokens}
+        self._findings.add("recurs-inside", None, text.place, sum(inside), what, len(requests))
 
+    def _count(self, texts: list[_Text], runs: Runs, same: list[int], inside: list[int]) -> None:
+        """Add the tokens of a recurring text to those of each text that has it behind what was not before it earlier.
 
-def _covered(places: Iterable[int]) -> int:
-    """Tokens in the k-grams that begin at these places, in their order."""
-    covered = end = 0
-    for place in places:
-        covered += place + GRAM - max(end, place)
-        end = place + GRAM
-    return covered
+        `same` are the runs of it, in the order of the texts.
+        """
+        known: set[bytes] = set()
+        for number, here in groupby(same, key=lambda run: int(runs.text[run])):
+            text, found = texts[number], set()
+            for start, end in ((int(runs.start[run]), int(runs.end[run])) for run in here):
+                before = text.before.copy()
+                before.update(text.piece.ids[:start])
+                found.add(before.digest())
+                is_whole = end - start == text.piece.tokens
+                if known and before.digest() not in known and not is_whole:
+                    inside[number] += end - start
+            known |= found

@@ -174,7 +174,7 @@ class _Inspector:
         if found.chats and totals.chunk_reused_any and (glue := found.kind_tokens[GLUE]):
             what = f"{found.chats:,} of {found.requests:,} requests are chats, with messages as chunks that recur"
             self._findings.add("chat-preset", None, first, glue, what)
-        self._inside.finish(totals.prompt_tokens)
+        self._inside.finish()
         found.findings = self._findings.ranked()
         return found
 

@@ -7,39 +7,53 @@ import binascii
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import filterfalse, pairwise
 from urllib.parse import unquote, unquote_plus, urlsplit
 
 from kvaudit.redaction.hinted import are_letters_at_random
 from kvaudit.redaction.key_forms import FORMS
 
-_SURE = frozenset(
-    {
-        *("key", "apikey", "token", "secret", "auth", "authorization", "jwt"),
-        *("password", "passwd", "credential", "credentials"),
-    }
+_SURE = re.compile(
+    r".*(?:(?:api|access|auth|secret|private|account|client|encryption|master|signing|subscription)keys?(?:id)?"
+    r"|(?:access|api|auth|authorization|bearer|refresh|session|security|csrf)tokens?|authorization|authentication"
+    r"|passw(?:or)?d|passphrase|passcode|userpass|pwd|secrets?|cookies?|jwt|connectionstring|connstr"
+    r"|credentials?(?:json)?|serviceaccountjson)|idtoken"
 )
-"""Last words of the names of headers and parameters whose values are credentials."""
-_GUESSED = frozenset({"cookie", "cookies", "session", "signature", "sig", "code"})
+"""Names whose values are credentials, in lower case and without what separates their words."""
+_SURE_LAST = frozenset({"pass", "dsn"})
+_SURE_AT_END = (("id", "token"),)
+_TOKENS = re.compile(r".*(?:tokens?|bearer)")
+"""Names whose values are credentials in a header or a query; in a body (`eos_token`) only what looks drawn."""
+_WEAK = frozenset(
+    {"key", "keys", "token", "auth", "bearer", "jwt", "secret", "cookie", "cookies", "session", "signature"}
+    | {"sig", "sas", "pat", "csrf", "code"}
+)
 """Words of names whose values often are plain words: what looks drawn in them is taken."""
-_HARMLESS = frozenset({"idempotency-key", "x-idempotency-key", "sec-websocket-key"})
-
-_FIELD = re.compile(
-    r"(?:.+_)?(?:(?:api|access|auth|secret|private|account|client|encryption|master|signing|subscription)_?keys?(?:_id)?"
-    r"|(?:access|api|auth|authorization|bearer|refresh|id|session|security|csrf)_token"
-    r"|apikeys?|authorization|passw(?:or)?d|passphrase|pwd|secrets?|cookies?|credentials?|jwt)(?:_?\d{1,3})?"
-)
-_GUESSED_FIELD = frozenset({"key", "token", "auth", "bearer", "signature", "sig"})
-_OF_CACHES = "cache"
+_WEAK_FIELDS = frozenset({"key", "token", "auth", "bearer", "signature", "sig", "sas", "pat"})
+_HARMLESS = frozenset({"cache", "idempotency", "websocket", "partition", "sort", "routing"})
 """`prompt_cache_key` steers a cache, and looks drawn."""
+_NAMES_OF_MODELS_FOLLOW = frozenset({"deployments", "models", "engines"})
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
+_NUMBER = re.compile(r"[^a-z0-9]*v?\d{1,3}$")
 _PARAMETER = re.compile(r"(?:^|[\s,;])[\w.-]+=[^=\s]")
-_NAME_OF_PARAMETER = re.compile(r"^[\w.-]+=(?=[^=])")
+_NAME_OF_PARAMETER = re.compile(r"([\w.-]+)=(?=[^=])")
+_DIVIDING = re.compile(r"""[/:|.,"'{}\[\]\\\s]+""")
+_SCHEMES = re.compile(r"(?i)((?:(?:bearer|basic|token|apikey|api-key)\s+)*)(\S+)")
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
 
 _UUID = re.compile(r"(?i)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_KEY_PREFIX = re.compile(r"[srp]k[-_]|(?i:key|token|secret|api)[-_]")
 _PARTS = re.compile(r"[A-Za-z0-9]+")
-_SHORTEST_PART, _DRAWN_CHARACTERS = 6, 16
+_SHORTEST_PART, _DRAWN_CHARACTERS, _DRAWN_SEGMENT = 6, 16, 24
+_WORDS_IN_A_ROW = re.compile(r"[A-Za-z][a-z]{3,}")
+_UNSPEAKABLE = re.compile(r"[bcdfghjklmnpqrstvwxz]{5}")
+_MOST_DIGITS_OF_WORDS = 0.2
+
+_WORD = r"(?>[A-Za-z]{1,23}(?![A-Za-z0-9])|[A-Za-z0-9]{1,3})"
+_MADE_OF_WORDS = re.compile(rf"{_WORD}(?:[-_./:]{_WORD})*+")
+_MOST_DIGITS = 2
 
 
 def looks_drawn(text: str) -> bool:
@@ -50,10 +64,13 @@ def looks_drawn(text: str) -> bool:
     """
     parts = _PARTS.findall(text)
     mixed = sum(len(part) for part in parts if len(part) >= _SHORTEST_PART and is_mixed(part))
-    if mixed >= _DRAWN_CHARACTERS or _UUID.search(text) or any(map(are_letters_at_random, parts)):
-        return True
-    lower = text.lower()
-    return any(True for form in FORMS for _ in form.spans(text, lower))
+    return mixed >= _DRAWN_CHARACTERS or any(map(are_letters_at_random, parts)) or _has_form_of_key(text)
+
+
+def is_made_of_words(text: str) -> bool:
+    """`no-key-required`, `gpt-4o-mini`: words, with two digits at most, that do not look drawn."""
+    few_digits = sum(map(str.isdigit, text)) <= _MOST_DIGITS
+    return few_digits and _MADE_OF_WORDS.fullmatch(text) is not None and not looks_drawn(text)
 
 
 def is_mixed(text: str) -> bool:
@@ -62,20 +79,34 @@ def is_mixed(text: str) -> bool:
 
 
 def in_header(name: str, value: str) -> Iterator[str]:
-    """The secrets of a header, or of a parameter of a query."""
-    words = _words(name)
-    if name.lower() in _HARMLESS or not (_SURE | _GUESSED).intersection(words):
-        return
+    """The secrets of a header. A value that is made of words is none: `Bearer no-key-required` stands in texts too."""
+    if value[:6].lower().strip() == "basic":
+        return in_parameter(name, value)
+    return filterfalse(is_made_of_words, in_parameter(name, value))
+
+
+def in_parameter(name: str, value: str) -> Iterator[str]:
+    """The secrets of a parameter of a query, or of a header, also where they are words."""
     value = value.strip()
-    scheme, _, rest = value.partition(" ")
-    rest = rest.strip()
-    if words[-1] not in _SURE or _PARAMETER.search(rest or value):
-        yield from filter(looks_drawn, _pieces(value))
-    elif scheme.lower() == "basic":
+    scheme, rest = without_scheme(value)
+    if not (is_credential_name(name) or _is_token(name)):
+        if _is_weak(name):
+            yield from filter(looks_drawn, (value,))
+            yield from _in_parameters(value)
+    elif "cookie" in name.lower() or _PARAMETER.search(rest):
+        yield from _in_parameters(value)
+    elif scheme.lower().startswith("basic"):
         yield rest
         yield from _user_and_password(rest)
     else:
-        yield rest if rest and " " not in rest else value
+        alone = value.split()[-1] if len(value.split()) == 2 else rest
+        yield from {alone, alone.rstrip(",;").strip("\"'")}
+
+
+def without_scheme(value: str) -> tuple[str, str]:
+    """(`Bearer ` or the like, the rest), where the rest has no blank; else nothing and the value."""
+    match = _SCHEMES.fullmatch(value)
+    return (match[1], match[2]) if match else ("", value)
 
 
 def in_query(query: str) -> Iterator[str]:
@@ -83,18 +114,52 @@ def in_query(query: str) -> Iterator[str]:
     for part in query.split("&"):
         name, _, value = part.partition("=")
         for written in {value, unquote_plus(value)} - {""}:
-            yield from in_header(unquote_plus(name), written)
+            yield from in_parameter(unquote_plus(name), written)
 
 
 def in_path(path: str) -> Iterator[str]:
-    """The segments of a path that look drawn."""
-    return filter(looks_drawn, map(str.strip, path.split("/")))
+    """The segments of a path that look like keys, and do not stand where models are named."""
+    for before, segment in pairwise(["", *map(str.strip, path.split("/"))]):
+        if before.lower() not in _NAMES_OF_MODELS_FOLLOW and _is_key(segment):
+            yield segment
 
 
 def in_url(text: str) -> Iterator[str]:
-    """The secrets of a text that is a URL: password, parameters, segments of the path that look drawn."""
-    if "://" not in text or " " in text:
+    """The secrets of URLs in a text: passwords, parameters, segments of paths that look like keys."""
+    if "://" not in text:
         return
+    for written in {text if _URL.match(text) else "", *text.split()}:
+        if "://" in written:
+            yield from _in_one_url(written.strip())
+
+
+@lru_cache(1 << 12)
+def is_credential_name(name: str) -> bool:
+    """Whether what stands under this name, in whatever place, is a credential, whatever it looks like."""
+    words = _words(name)
+    return words[-1] in _SURE_LAST or words[-2:] in _SURE_AT_END or _SURE.fullmatch("".join(words)) is not None
+
+
+def is_credential_field(name: str, value: object) -> bool:
+    """Whether a field of a body is named like a credential; a `token` or `key` is one where its value looks drawn."""
+    if is_credential_name(name):
+        return not (isinstance(value, dict | list) and name.lower().endswith("authentication"))
+    weak = _words(name)[-1] in _WEAK_FIELDS and _HARMLESS.isdisjoint(_words(name))
+    return weak and isinstance(value, str) and looks_drawn(value)
+
+
+def is_credential_header(name: str, value: object) -> bool:
+    """The same for a field of an object of headers."""
+    drawn = isinstance(value, str) and any(True for _ in in_parameter(name, value))
+    return _is_token(name) or drawn or is_credential_field(name, value)
+
+
+def holds_headers(name: str) -> bool:
+    """Whether the fields of an object under this name are headers: `headers`, `extra_headers`."""
+    return _words(name)[-1] in ("header", "headers")
+
+
+def _in_one_url(text: str) -> Iterator[str]:
     try:
         url = urlsplit(text)
         user, password = url.username or "", url.password or ""
@@ -106,39 +171,53 @@ def in_url(text: str) -> Iterator[str]:
     yield from in_query(url.query)
 
 
-def is_credential_field(name: str, value: object) -> bool:
-    """Whether a field of a body is named like a credential; a `token` or `key` is one where its value looks drawn."""
-    words = _words(name)
-    if _FIELD.fullmatch("_".join(words)):
-        return True
-    guessed = words[-1] in _GUESSED_FIELD and _OF_CACHES not in words and name.lower() not in _HARMLESS
-    return guessed and isinstance(value, str) and looks_drawn(value)
-
-
-def is_credential_header(name: str, value: object) -> bool:
-    """The same for a field of an object of headers."""
-    words = _words(name)
-    named = words[-1] in _SURE | _GUESSED and name.lower() not in _HARMLESS
-    return named or is_credential_field(name, value)
-
-
-def holds_headers(name: str) -> bool:
-    """Whether the fields of an object under this name are headers: `headers`, `extra_headers`."""
-    return _words(name)[-1] in ("header", "headers")
-
-
 @lru_cache(1 << 12)
 def _words(name: str) -> tuple[str, ...]:
-    """`apiKey`, `API-Key` and `api_key` as the same words, at least one."""
-    return tuple(_BETWEEN_WORDS.split(_CAMEL.sub("_", name[:100]).lower().strip("_-. ")))
+    """`apiKey`, `API-Key-V2` and `api_key` as the same words, at least one."""
+    lower = _CAMEL.sub("_", name[:100]).lower().strip("_-. ")
+    return tuple(_BETWEEN_WORDS.split(_NUMBER.sub("", lower)))
 
 
-def _pieces(value: str) -> Iterator[str]:
-    """The values of `name=value; name=value` and `Digest name="value", name=value`, and what signs divide in them."""
+def _is_token(name: str) -> bool:
+    return _words(name)[-1] == "auth" or _TOKENS.fullmatch("".join(_words(name))) is not None
+
+
+def _is_weak(name: str) -> bool:
+    """An id (`X-Session-Id`) is none."""
+    words = _words(name)
+    return words[-1] != "id" and not _WEAK.isdisjoint(words) and _HARMLESS.isdisjoint(words)
+
+
+def _is_key(segment: str) -> bool:
+    """Of a path, where names of models stand too: `DeepSeekR1DistillQwen32B` is one."""
+    if _has_form_of_key(segment):
+        return True
+    long = len(segment) >= _DRAWN_SEGMENT or _KEY_PREFIX.match(segment) is not None
+    return long and looks_drawn(segment) and not _is_name(segment)
+
+
+def _is_name(text: str) -> bool:
+    digits, letters = sum(map(str.isdigit, text)), sum(map(len, _WORDS_IN_A_ROW.findall(text)))
+    few = digits <= _MOST_DIGITS_OF_WORDS * len(text)
+    return few and 2 * letters >= len(text) and not _UNSPEAKABLE.search(text) and not are_letters_at_random(text)
+
+
+def _has_form_of_key(text: str) -> bool:
+    lower = text.lower()
+    return _UUID.search(text) is not None or any(True for form in FORMS for _ in form.spans(text, lower))
+
+
+def _in_parameters(value: str) -> Iterator[str]:
+    """What looks drawn in the values of `name=value; name=value`, `Digest name="value", name=value` or in JSON there,
+    and the values of parameters that are named like credentials.
+    """
     for part in re.split(r"[;,\s]+", value):
-        piece = _NAME_OF_PARAMETER.sub("", part).strip('"')
+        named = _NAME_OF_PARAMETER.match(part)
+        piece = (part[named.end() :] if named else part).strip('"')
         for written in {piece, unquote(piece)}:
-            yield from (written, *re.split(r"[/:|.]", written))
+            if named and (is_credential_name(named[1]) or _is_token(named[1])):
+                yield written
+            yield from filter(looks_drawn, (written, *_DIVIDING.split(written)))
 
 
 def _user_and_password(encoded: str) -> Iterator[str]:

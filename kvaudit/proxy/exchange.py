@@ -10,8 +10,8 @@ from typing import Any, Literal
 import orjson
 
 from kvaudit.proxy.answers import Answer, ChatAnswer, CompletionAnswer, MessagesAnswer, ResponsesAnswer, error_in
-from kvaudit.proxy.parsing import parsed_object
-from kvaudit.proxy.secrets import Secrets, names_fields_twice
+from kvaudit.proxy.parsing import parsed_object, text_of
+from kvaudit.proxy.secrets import Secrets
 from kvaudit.proxy.streams import BodyDecoder, ServerSentEvents, TooLargeError, UnknownEncodingError
 from kvaudit.traces.source import LONGEST_LINE
 
@@ -153,24 +153,26 @@ class Exchange:
         if plain is None:
             self.request_unread = True
             return None, None
-        text = plain.decode(errors="replace")
+        text = text_of(plain)
         body, proper = parsed_object(plain)
         if body is None:
             self._note_request("the request is not a JSON object")
-            if secrets.may_be_in(text):
+            as_bytes = secrets.take_from_damaged(plain.decode(errors="replace"))
+            if secrets.take_from_damaged(text) or as_bytes:
                 self._note("the bytes of the request are not kept: they may hold credentials")
                 return None, None
             return None, _lossless(raw)
         if not proper:
             self._note("the request is no proper JSON (NaN, a lone surrogate or the like), and was read leniently")
-        twice = names_fields_twice(text)
-        found = secrets.take_from(body, text) or secrets.are_in(text)
+        drops = secrets.take_from_dropped(text)
+        found = secrets.take_from(body) or secrets.are_in(text)
         if found:
             self._note("credentials were removed from the request")
-        if not found and not twice:
+        unsafe = drops and bool(secrets)
+        if not found and not unsafe:
             return body, _lossless(raw)
         clean = secrets.removed(text)
-        if twice or not _says(clean, body):
+        if unsafe or not _says(clean, body):
             self._note("the bytes of the request are not kept: credentials cannot be taken out of them safely")
             return body, None
         return body, clean

@@ -25,6 +25,11 @@ def parsed_object(data: bytes) -> tuple[dict[str, Any] | None, bool]:
     return (value, proper) if isinstance(value, dict) else (None, proper)
 
 
+def text_of(data: bytes) -> str:
+    """The text of JSON, also in UTF-16 or UTF-32, which Python servers take; U+FFFD for what is none."""
+    return data.decode(json.detect_encoding(data), errors="replace")
+
+
 def _lenient(data: bytes) -> Any:
     try:
         value = json.loads(data, parse_constant=lambda _: None, parse_int=_integer, object_pairs_hook=_pairs)

@@ -6,10 +6,10 @@ import hmac
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import filterfalse
 from typing import Any
-from urllib.parse import quote
 
 from kvaudit.proxy.credentials import (
     holds_headers,
@@ -19,7 +19,10 @@ from kvaudit.proxy.credentials import (
     in_url,
     is_credential_field,
     is_credential_header,
+    is_credential_name,
+    is_made_of_words,
     is_mixed,
+    without_scheme,
 )
 from kvaudit.redaction.hinted import are_letters_at_random
 
@@ -40,20 +43,18 @@ _CONTENT = frozenset(
 
 _SCHEMA = ("properties", "$ref", "$defs")
 
-_PLAIN, _IN_HEADERS, _IN_CREDENTIAL, _IN_CONTENT = "plain", "headers", "credential", "content"
+_PLAIN, _IN_HEADERS, _IN_HEADER, _IN_CREDENTIAL, _IN_CONTENT = "plain", "headers", "header", "credential", "content"
+"""`header`: a list below headers, which may be a pair of name and value."""
+
+_NAMES_OF_PAIRS = ("name", "key", "header")
 
 _KEY = os.urandom(16)
 """Of this process alone: placeholders tell equal secrets from different ones, and nothing else of them."""
 
-_NAMES = (
-    *("api_key", "api-key", "apikey", "access_key", "access-key", "accesskey", "_token", "-token", "accesstoken"),
-    *("authorization", "password", "passwd", "passphrase", "secret", "cookie", "credential"),
-)
-"""What names of credentials hold, in lower case."""
-
-_SCHEMES = frozenset({"bearer", "basic", "token", "apikey", "api-key"})
-_QUOTED_NAME = re.compile(r'"([\w.-]{2,60})"\s*:')
-_ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])")
+_NAME = re.compile(r"[A-Za-z][\w.-]{1,60}")
+_PAIR = re.compile(r'(?<!\\)"((?:[^"\\]|\\.){1,100}+)"\s*+:\s*+(?:"((?:[^"\\]|\\.)*+)|([\w.-]++))', re.DOTALL)
+_ESCAPED = re.compile(r"\\+u00([0-7][0-9a-fA-F])|%([2-7][0-9a-fA-F])")
+_ALPHANUMERIC = re.compile(r"[A-Za-z0-9]*")
 
 
 def placeholder(secret: str) -> str:
@@ -65,20 +66,46 @@ class Secrets:
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]], query: bytes, path: str) -> None:
         self._told: dict[str, str] = {}
+        """Secrets with their placeholders, the longest first."""
         for name, value in headers:
             for text in {value.decode("latin-1"), value.decode(errors="replace")}:
                 self._add(in_header(name.decode("latin-1"), text))
-        self._add(in_query(query.decode("latin-1")))
-        self._add(in_path(path))
+        self._add(filterfalse(is_made_of_words, in_query(query.decode("latin-1"))))
+        self._of_path = set(in_path(path)) - self._told.keys()
+        self._add(self._of_path)
 
-    def take_from(self, body: dict[str, Any], text: str) -> bool:
+    def __bool__(self) -> bool:
+        """Whether any are known that can be looked for."""
+        return bool(self._told)
+
+    def take_from(self, body: dict[str, Any]) -> bool:
         """Put placeholders in a request, in place: for the values of fields named like credentials, outside of what
-        becomes the prompt, and wherever a known secret stands. Whether there were any. `text` is the request's JSON.
+        becomes the prompt, and wherever a known secret stands. Whether there were any.
         """
+        model = body.get("model")
+        for named in self._of_path.intersection(model.split("/") if isinstance(model, str) else ()):
+            self._told.pop(named, None)
         found = self._take_fields(body)
-        if r"\u" in text or self.are_in(text):  # else none of them stands in it, in any form
-            found |= self.replace(body)
-        return found
+        return self.replace(body) or found
+
+    def take_from_dropped(self, text: str) -> bool:
+        """Learn the credentials of what JSON drops where an object has equal names. Whether it drops anything."""
+        dropped = _dropped(text)
+        if dropped:
+            self._take_fields(dropped)
+        return dropped is None or bool(dropped)
+
+    def take_from_damaged(self, text: str) -> bool:
+        """Learn the credentials of a body that nobody can parse. Whether it may hold any."""
+        text = text.replace("\0", "")
+        named = False
+        for name, quoted, bare in _PAIR.findall(text):
+            name, value = _unquoted(name), _unquoted(quoted) or bare
+            if is_credential_field(name, value):
+                self._taken(value)
+                named = True
+        plain = _unescaped(text)
+        return named or self.are_in(text) or any(map(is_credential_name, set(_NAME.findall(plain))))
 
     def replace(self, values: dict[str, Any]) -> bool:
         """Put placeholders where known secrets stand in the texts and keys of values, in place."""
@@ -93,70 +120,107 @@ class Secrets:
         return found
 
     def removed(self, text: str) -> str:
-        """The text with placeholders for known secrets."""
-        if not self.are_in(text):
-            return text
-        forms = sorted(self._told, key=len, reverse=True)
-        return re.sub("|".join(map(re.escape, forms)), lambda match: self._told[match[0]], text)
+        """The text with placeholders for known secrets, however they are escaped there."""
+        plain = _unescaped(text)
+        for secret, told in self._told.items():
+            if secret in text:
+                text = text.replace(secret, told)
+                plain = _unescaped(text)
+            if ("\\" in text or "%" in text or "+" in text) and _anchor(secret) in plain:
+                text = _written(secret).sub(told, text)
+                plain = _unescaped(text)
+        return text
 
     def are_in(self, text: str) -> bool:
-        return any(form in text for form in self._told)
+        return self.removed(text) != text
 
-    def may_be_in(self, text: str) -> bool:
-        """Whether a body that nobody can parse may hold credentials: known ones, or fields named like them."""
-        plain = _ESCAPED.sub(lambda match: chr(int(match[1] or match[2], 16)), text.replace("\0", ""))
-        lower = plain.lower()
-        return self.are_in(plain) or self.are_in(text) or any(name in lower for name in _NAMES)
-
-    def _take_fields(self, body: dict[str, Any]) -> bool:
+    def _take_fields(self, root: Any, place: str = _PLAIN) -> bool:
         found = False
-        for container, key, value, place in _walk(body, without_content=True):
-            if place is _IN_CREDENTIAL and type(value) in (str, int, float) and value != "":
-                container[key], found = self._taken(str(value)), True
-            elif isinstance(value, str) and (secrets := set(in_url(value))):
-                self._add(secrets)
-                container[key], found = _without(value, secrets), True
+        for container, key, value, inner in _walk(root, place, without_content=True):
+            clean = self._clean(value, inner)
+            if clean != value:
+                container[key], found = clean, True
         return found
+
+    def _clean(self, value: Any, place: str) -> Any:
+        """A value that is no object and no list, without its credentials."""
+        if place is _IN_CREDENTIAL and type(value) in (str, int, float) and value != "":
+            return self._taken(str(value))
+        if not isinstance(value, str):
+            return value
+        if (inner := _json_in(value)) is not None:
+            return json.dumps(inner, ensure_ascii=False) if self._take_fields(inner, place) else value
+        if place in (_IN_HEADERS, _IN_HEADER):
+            value = "\n".join(map(self._clean_line, value.split("\n")))
+        secrets = set(in_url(value))
+        self._add(secrets)
+        return _without(value, secrets) if secrets else value
+
+    def _clean_line(self, line: str) -> str:
+        """The same for a line of headers (`Authorization: Bearer KEY`)."""
+        name, colon, value = line.partition(":")
+        told = value.strip()
+        if not told or not _NAME.fullmatch(name.strip()) or not is_credential_header(name.strip(), told):
+            return line
+        return f"{name}{colon}{value.replace(told, self._taken(told))}"
 
     def _taken(self, value: str) -> str:
         """What stands for the value of a credential; a scheme before it (`Bearer KEY`) stays."""
-        scheme, _, rest = value.partition(" ")
-        if scheme.lower() in _SCHEMES and rest and " " not in rest:
-            self._add((rest, *in_header("authorization", value)))
-            return f"{scheme} {placeholder(rest)}"
-        self._add((value, *in_header("authorization", value)))
-        return placeholder(value)
+        scheme, rest = without_scheme(value)
+        self._add((*in_header("authorization", value), *in_url(value)))
+        if not (scheme and is_made_of_words(rest)):
+            self._add((rest,))
+        if (inner := _json_in(value)) is not None:
+            self._take_fields(inner)
+        return scheme + placeholder(rest)
 
     def _add(self, secrets: Iterable[str]) -> None:
-        for secret in filter(_is_telling, secrets):
-            for form in _forms(secret):
-                self._told.setdefault(form, placeholder(secret))
-            self._told[secret] = placeholder(secret)  # also where it is a form of another
+        new = {secret: placeholder(secret) for secret in secrets if _is_telling(secret)}
+        if not new.keys() <= self._told.keys():
+            self._told = dict(sorted((self._told | new).items(), key=lambda item: -len(item[0])))
 
 
-def names_fields_twice(text: str) -> bool:
-    """Whether JSON with names of credentials has an object with two equal names: parsed, only the last is there."""
-    names = Counter(_QUOTED_NAME.findall(text))
-    if not any(count > 1 and is_credential_header(name, None) for name, count in names.items()):
-        return False
-    twice = False
+def _dropped(text: str) -> list[dict[str, Any]] | None:
+    """The fields of objects in JSON whose place later ones of the same name take; None where it does not parse."""
+    dropped: list[dict[str, Any]] = []
 
-    def pairs(given: list[tuple[str, Any]]) -> None:
-        nonlocal twice
-        twice |= len({name for name, _ in given}) < len(given)
+    def pairs(given: list[tuple[str, Any]]) -> dict[str, Any]:
+        last = dict(given)
+        if len(last) < len(given):
+            dropped.extend({name: value} for name, value in given if last[name] is not value)
+        return last
 
     try:
         json.loads(text, object_pairs_hook=pairs)
     except (ValueError, RecursionError):
-        return True
-    return twice
+        return None
+    return dropped
 
 
-def _without(url: str, secrets: Iterable[str]) -> str:
-    """A URL with placeholders for parts of it, however short they are."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        url = re.sub(rf"(?<=[:=/]){re.escape(secret)}(?=[@&#/?]|$)", placeholder(secret), url)
-    return url
+def _json_in(text: str) -> dict[str, Any] | list[Any] | None:
+    """The object or the list that a text is as JSON."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None
+
+
+def _unquoted(text: str) -> str:
+    """A string of JSON, which may be cut, without its escapes."""
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return _unescaped(text)
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    """A text with placeholders for parts of URLs in it, however short they are."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = re.sub(rf"(?<=[:=/]){re.escape(secret)}(?=[@&#/?\s]|$)", placeholder(secret), text)
+    return text
 
 
 def _is_telling(secret: str) -> bool:
@@ -166,22 +230,54 @@ def _is_telling(secret: str) -> bool:
     return len(secret) >= (_SHORTEST_MIXED if is_mixed(secret) else _SHORTEST)
 
 
-def _forms(secret: str) -> set[str]:
-    """As it is, as in a string of JSON, and with percent signs."""
-    quoted = {quote(secret, safe=safe) for safe in ("", "/")}
-    lower = {re.sub("%..", lambda match: match[0].lower(), text) for text in quoted}
-    escaped = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
-    slashed = {text.replace("/", r"\/") for text in escaped}
-    return {secret, *quoted, *lower, *escaped, *slashed}
+def _unescaped(text: str) -> str:
+    """ASCII characters that JSON or percent signs escape, as they are."""
+    if "%" not in text and "\\u" not in text:
+        return text
+    return _ESCAPED.sub(lambda match: chr(int(match[1] or match[2], 16)), text)
 
 
-def _walk(root: dict[str, Any], *, without_content: bool = False) -> Iterator[tuple[Any, Any, Any, str]]:
-    """(container, key or index, value, kind of place) of everything in a JSON object, however deep."""
-    waiting: list[tuple[Any, str]] = [(root, _PLAIN)]
+@lru_cache(256)
+def _anchor(secret: str) -> str:
+    """Its longest part of letters and digits, which stands in every form of it, but for `_unescaped`."""
+    parts: list[str] = _ALPHANUMERIC.findall(secret)
+    return max(parts, key=len)
+
+
+@lru_cache(256)
+def _written(secret: str) -> re.Pattern[str]:
+    """A secret in JSON, in JSON inside of JSON and so on, or with percent signs, whichever characters are escaped."""
+    first, *others = re.findall(r"\\+|[^\\]", secret)
+    return re.compile(_character(first[0], first=True) + "".join(_character(run[0]) for run in others))
+
+
+def _character(character: str, *, first: bool = False) -> str:
+    """Possessive, and from the start of a row: backslashes may be many, and belong to what follows or are meant."""
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    escaped = r"\\++".join(f"u{_any_case(units[at : at + 4])}" for at in range(0, len(units), 4))
+    percent = "".join(f"%{_any_case(f'{byte:02x}')}" for byte in character.encode(errors="replace"))
+    start = r"(?<!\\)" if first else ""
+    if character == "\\":
+        return rf"{start}(?:\\(?:{escaped})?|{percent})++"
+    if character.isascii() and character.isalnum():
+        return rf"(?:{character}|{start}\\*+{escaped}|{percent})"
+    named = {" ": r"|\+", "\t": "|t", "\n": "|n", "\r": "|r"}.get(character, "")
+    return rf"(?:{start}\\*+(?:{re.escape(character)}|{escaped}{named})|{percent})"
+
+
+def _any_case(digits: str) -> str:
+    return "".join(f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in digits)
+
+
+def _walk(
+    root: dict[str, Any] | list[Any], place: str = _PLAIN, *, without_content: bool = False
+) -> Iterator[tuple[Any, Any, Any, str]]:
+    """(container, key or index, value, kind of place) of everything in JSON, however deep."""
+    waiting: list[tuple[Any, str]] = [(root, place)]
     while waiting:
         container, place = waiting.pop()
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
-            inner = _place_of(key, value, place) if isinstance(key, str) else place
+            inner = _place_of(container, key, value, place)
             if without_content and inner is _IN_CONTENT:
                 continue
             if isinstance(value, dict | list):
@@ -193,13 +289,29 @@ def _is_schema(value: object) -> bool:
     return isinstance(value, dict) and (value.get("type") == "object" or any(name in value for name in _SCHEMA))
 
 
-def _place_of(name: str, value: object, place: str) -> str:
+def _place_of(container: Any, name: str | int, value: object, place: str) -> str:
     if place in (_IN_CONTENT, _IN_CREDENTIAL):
         return place
+    if isinstance(name, int):
+        return _place_in_list(container, name, value, place)
     if name in _CONTENT or _is_schema(value):
         return _IN_CONTENT
-    if place is _IN_HEADERS:
+    if name == "value" and any(_names_credential(container.get(key), value) for key in _NAMES_OF_PAIRS):
+        return _IN_CREDENTIAL
+    if place in (_IN_HEADERS, _IN_HEADER):
         return _IN_CREDENTIAL if is_credential_header(name, value) else place
     if is_credential_field(name, value):
         return _IN_CREDENTIAL
     return _IN_HEADERS if holds_headers(name) else place
+
+
+def _place_in_list(container: list[Any], index: int, value: object, place: str) -> str:
+    if place is _IN_HEADERS and isinstance(value, list):
+        return _IN_HEADER
+    if place is _IN_HEADER and index == 1 and _names_credential(container[0], value):
+        return _IN_CREDENTIAL
+    return place
+
+
+def _names_credential(name: object, value: object) -> bool:
+    return isinstance(name, str) and is_credential_header(name, value)

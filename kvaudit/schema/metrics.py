@@ -59,11 +59,6 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             "share of requests of which, or of whose prelude, a recomputed token was chosen only because of how "
             "signals were rounded, Wilson interval",
         ),
-        "chance_of_rounding": Metric(
-            "policy",
-            "p_value: probability that the rounding controls differ so seldom from their orders if orders differ from "
-            "one another by no more than rounding; no row where rounding touched no control",
-        ),
         "fidelity_difference": Metric(_PAIR, f"difference of fidelity on the same requests, {_TESTED}"),
         "smallest_difference": Metric(
             _PAIR,

@@ -7,6 +7,10 @@ a path that leads to none that occurs more often; others only lead from one to t
 document's. On the way from a path, what is rarer and rarer has no part in it. What two have equal rights in belongs to
 neither, and what a path loses in one place it loses in all. What is left of it is the run.
 
+Where a text repeats itself with a period below k, its k-grams would have several neighbours. There each is told from
+its repetitions by how far it stands from the first that has the least hash: so the stretch is one path, and stretches
+of other lengths or phases have in common what the shorter one has, to within a period.
+
 Time and memory grow with the number of tokens (k-grams are told by 64-bit hashes and sorted).
 """
 
@@ -86,6 +90,8 @@ def _recurring_grams(ids: npt.NDArray[np.int32], text_of: npt.NDArray[np.int32],
     inside = np.flatnonzero(text_of[: ids.size - gram + 1] == text_of[gram - 1 :])
     hashes = gram_hashes(ids, gram)[inside]
     order = np.argsort(hashes, kind="stable")
+    if _number_repetitions(inside, hashes, order, gram):
+        order = np.argsort(hashes, kind="stable")
     positions, hashes = inside[order], hashes[order]
     if not positions.size:
         return positions, positions
@@ -97,6 +103,30 @@ def _recurring_grams(ids: npt.NDArray[np.int32], text_of: npt.NDArray[np.int32],
     recurring = (np.bincount(classes[new_text]) > 1)[classes]
     positions, classes = positions[recurring], classes[recurring]
     return positions, np.cumsum(np.concatenate([[0], (classes[1:] != classes[:-1]).astype(np.int64)]))[: classes.size]
+
+
+def _number_repetitions(positions: Ints, hashes: Hashes, order: Ints, gram: int) -> bool:
+    """Make the hashes in stretches that repeat themselves different in place; whether there were any.
+
+    `order` sorts them, and equal ones by their positions. Those less than a k-gram apart are in one text.
+    """
+    periods = np.zeros(hashes.size, np.int64)
+    here, there = order[:-1], order[1:]
+    steps = positions[there] - positions[here]
+    periods[here] = np.where((hashes[here] == hashes[there]) & (steps < gram), steps, 0)
+    repeats = np.flatnonzero(periods)
+    if not repeats.size:
+        return False
+    new = np.concatenate([[True], (np.diff(repeats) != 1) | (np.diff(periods[repeats]) != 0)])
+    firsts, lasts = repeats[new], repeats[np.concatenate([new[1:], [True]])]
+    numbers = np.zeros(hashes.size, np.int64)
+    in_stretch = np.zeros(hashes.size, np.bool_)
+    for first, last, period in zip(firsts.tolist(), lasts.tolist(), periods[firsts].tolist(), strict=True):
+        least = first + int(hashes[first : first + period].argmin())
+        numbers[first : last + period + 1] = np.arange(first - least, last + period + 1 - least)
+        in_stretch[first : last + period + 1] = True
+    hashes[in_stretch] = _pair(hashes[in_stretch], numbers[in_stretch].astype(np.uint64), 0)
+    return True
 
 
 def _paths(positions: Ints, classes: Ints, size: int, gram: int) -> _Paths:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
@@ -108,24 +108,35 @@ def _find(requests: Sequence[Request], tokenizer: OffsetTokenizer) -> _Found:
     texts = _texts(requests, tokenizer)
     found = _Found(prompt_tokens=sum(text.ids.size * text.occurrences for text in texts))
     searched = [text for text in texts if text.is_searched]
-    runs = recurring_runs([text.ids for text in searched], GRAM, FEWEST_TOKENS)
-    groups = []
-    for same in _by_name(runs):
+    runs, groups = runs_in_requests([text.ids for text in searched], [text.requests for text in searched])
+    for same in groups:
         holders = [searched[runs.text[run]] for run in same]
-        in_requests = len(set(chain.from_iterable(text.requests for text in holders)))
-        if in_requests > 1:
-            first = same[0]
-            tokens = int(runs.end[first] - runs.start[first])
-            found.requests.append(in_requests)
-            found.tokens.append(tokens)
-            found.recurring_tokens += tokens * sum(text.occurrences for text in holders)
-            groups.append([_place(searched, runs, run) for run in same])
-    settle(groups)
-    for place in (place for group in groups for place in group if place.start < place.end):
+        first = same[0]
+        tokens = int(runs.end[first] - runs.start[first])
+        found.requests.append(len(set(chain.from_iterable(text.requests for text in holders))))
+        found.tokens.append(tokens)
+        found.recurring_tokens += tokens * sum(text.occurrences for text in holders)
+    places = [[_place(searched, runs, run) for run in same] for same in groups]
+    settle(places)
+    for place in (place for group in places for place in group if place.start < place.end):
         found.ranges.setdefault(searched[place.where].content, []).append((place.start, place.end))
     for ranges in found.ranges.values():
         ranges.sort()
     return found
+
+
+def runs_in_requests(
+    texts: Sequence[npt.NDArray[np.int32]], requests: Sequence[Collection[int]]
+) -> tuple[Runs, list[list[int]]]:
+    """Runs that recur, and the indices of those that are the same, where two or more requests have them.
+
+    `requests` are those that each text stands in; of many, two are enough.
+    """
+    runs = recurring_runs(texts, GRAM, FEWEST_TOKENS)
+    groups = [
+        same for same in _by_name(runs) if len({number for run in same for number in requests[runs.text[run]]}) > 1
+    ]
+    return runs, groups
 
 
 def _by_name(runs: Runs) -> Iterable[list[int]]:

@@ -22,6 +22,7 @@ from kvaudit.store.holding import ELSEWHERE, check_same_engine, held
 from kvaudit.store.layout import MANIFEST, check_schema_version
 from kvaudit.store.manifest import engine_facts
 from kvaudit.store.writing import write_bytes
+from kvaudit.study.content import damaged_names, foreign_names
 from kvaudit.study.grid import RATIO, Cell, StudyGrid
 
 FORMAT = "kvaudit study"
@@ -31,7 +32,7 @@ VARYING = frozenset({"switches", RATIO})
 """What an engine says of itself that differs from cell to cell."""
 
 Described = dict[str, Any]
-_NEEDED = frozenset({"settings", "axes", "same", "skipped", "refused", "failed", "engine", "max_noise"})
+_RESTORE = "restore it, or run the study into another folder"
 
 
 class StudyFolder:
@@ -45,17 +46,21 @@ class StudyFolder:
         return cell_path(self.path, name)
 
     def begin(self, engine: Engine, opened: str) -> None:
-        """Make the folder ready, for the first cell and for each that follows; `opened` is the cell that is held.
+        """Make the folder ready, for the first cell and for each that follows; `opened` is the cell that is held: it is
+        refused no longer, and what failed in it is tried again.
 
         Raises RunError when another engine than this began the study: cells would not be comparable.
         """
         description = {**engine.describe(), "tokenizer_digest": engine.tokenizer.digest}
         facts = {name: value for name, value in engine_facts(description).items() if name not in VARYING}
         check_same_engine(self.path, self.described["engine"], facts)
+        outdated = [self.described[told].pop(opened, None) for told in ("refused", "failed")]
         if self.described["engine"] is None:
             if self._replaced is not None:
                 self._remove_cells(self._replaced, but=opened)
             self.described["engine"] = facts
+            self._write()
+        elif any(outdated):
             self._write()
 
     def refuse(self, cell: str, why: str) -> None:
@@ -150,29 +155,28 @@ def read_study(path: Path) -> Described:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise RunError(f"{file} is not kvaudit's", "give the folder that `kvaudit replay --study` printed")
     check_schema_version(file, found.get("schema_version"))
+    if damaged := damaged_names(found):
+        raise RunError(f"{file} is damaged: {', '.join(damaged)} missing or of another type", _RESTORE)
     try:
         digest = _digest(
             found["kvaudit_version"], found["schema_version"], found["trace"]["digest"], found["kind"], found["cells"]
         )
-        cells = [cell_of(cell) for cell in found["cells"]]
-        whole = bool(cells) and {
-            "settings",
-            "axes",
-            "same",
-            "skipped",
-            "refused",
-            "failed",
-            "engine",
-            "max_noise",
-        } <= set(found)
-    except (KeyError, TypeError, ValueError) as error:
+        for cell in found["cells"]:
+            cell_of(cell)
+    except (TypeError, ValueError) as error:
         raise RunError(f"{file} is damaged: {error!r}", "run the study into another folder") from error
-    if not whole or digest != found.get("study_digest"):
-        raise RunError(
-            f"{file} was changed: its trace or cells are not those that were studied",
-            "restore it, or run the study into another folder",
-        )
+    if digest != found["study_digest"]:
+        raise RunError(f"{file} was changed: its trace or cells are not those that were studied", _RESTORE)
+    if foreign := foreign_names(found):
+        raise RunError(f"{file} was changed: it tells of {', '.join(foreign)}, which the study does not have", _RESTORE)
     return found
+
+
+def check_untold(path: Path, described: Mapping[str, Any], cell: str) -> None:
+    """Raises RunError where study.json says of a finished cell that the engine refused it or that a policy failed."""
+    for told in ("refused", "failed"):
+        if described[told].get(cell):
+            raise RunError(f"{path / STUDY} was changed: it has {cell} among {told}, and that is finished", _RESTORE)
 
 
 @contextmanager

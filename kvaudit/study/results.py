@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import numpy as np
 
 from kvaudit.analysis import stats
 from kvaudit.analysis.audit import Audit, analyse
-from kvaudit.analysis.checks import Reason
+from kvaudit.analysis.checks import OF_ROUNDING, Reason
 from kvaudit.analysis.costs import speedups
 from kvaudit.analysis.deviance import Deviance, Responses, deviance
 from kvaudit.analysis.figures import select
@@ -24,7 +24,8 @@ from kvaudit.errors import EngineError, RunError
 from kvaudit.records import CHRONOLOGICAL
 from kvaudit.store import open_run
 from kvaudit.store.layout import MANIFEST
-from kvaudit.study.folder import Described, cell_of, cell_path, read_study
+from kvaudit.store.manifest import FINISHED
+from kvaudit.study.folder import Described, cell_of, cell_path, check_untold, read_study
 from kvaudit.study.grid import RATIO, Cell
 
 FIDELITY, VARIATION = "fidelity", "answer variation"
@@ -96,7 +97,8 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class StudyResults:
-    """`described` is study.json. `missing` are cells that have not begun. `standing` has an entry for each row.
+    """`described` is study.json. `missing` are cells that have not begun, and those that cannot be read: `unreadable`
+    says of these why, by name. `standing` has an entry for each row.
 
     A policy that failed in a cell has no row there.
     """
@@ -106,6 +108,7 @@ class StudyResults:
     standing: tuple[Standing, ...]
     missing: tuple[str, ...]
     explained: tuple[Explained, ...]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -137,9 +140,14 @@ class StudyResults:
 
 
 def read_results(path: Path) -> StudyResults:
-    """Every cell that has begun, one in memory at a time. Raises RunError, naming the file, for a damaged one."""
-    described = read_study(path)
-    return study_results(described, _read_cells(path, described))
+    """Every cell that has begun, one in memory at a time. A cell that is damaged, or whose replay was killed before its
+    tables were written, counts as missing.
+
+    Raises RunError for a study.json that is damaged or contradicts its cells, and for a cell of another study.
+    """
+    described, unreadable = read_study(path), dict[str, str]()
+    results = study_results(described, _read_cells(path, described, unreadable))
+    return replace(results, unreadable=unreadable)
 
 
 def study_results(described: Described, cells: Iterable[CellResults]) -> StudyResults:
@@ -169,18 +177,25 @@ def cell_results(cell: Cell, audit: Audit) -> CellResults:
     return CellResults(cell, rows, seed)
 
 
-def _read_cells(path: Path, described: Described) -> Iterable[CellResults]:
+def _read_cells(path: Path, described: Described, unreadable: dict[str, str]) -> Iterator[CellResults]:
+    """The cells that can be read; why others cannot goes into `unreadable`, by name."""
     for planned in described["cells"]:
         folder = cell_path(path, planned["name"])
         if not (folder / MANIFEST).exists():
             continue
-        run = open_run(folder)
-        if run.manifest["settings_digest"] != planned["settings_digest"]:
-            raise RunError(f"{folder} belongs to another study", "move it away and run the same study again")
-        if run.manifest["engine"] is None:  # stopped between the copies of full prefill and its own first arm
+        try:
+            run = open_run(folder)
+            is_own = run.manifest["settings_digest"] == planned["settings_digest"]
+            if is_own and run.manifest.get("engine") is not None:  # None: stopped before its own first arm
+                run.check()
+                yield cell_results(cell_of(planned), analyse(run))
+        except RunError as error:
+            unreadable[planned["name"]] = str(error)
             continue
-        run.check()
-        yield cell_results(cell_of(planned), analyse(run))
+        if not is_own:
+            raise RunError(f"{folder} belongs to another study", "move it away and run the same study again")
+        if run.manifest["status"] == FINISHED:
+            check_untold(path, described, planned["name"])
 
 
 def _row(cell: Cell, audit: Audit, finding: Finding, seed: int) -> Row:
@@ -243,11 +258,12 @@ def _point(row: Row) -> Point:
 def _explained(described: Described, rows: Sequence[Row], seed: int) -> tuple[Explained, ...]:
     """For each policy: how often answers equal full prefill's, and how often two orders differ, by the switches.
 
-    Rows that are inconclusive are left out.
+    Rows that are inconclusive are left out, but for those that are so because of rounding alone: what rounding decides
+    is lost under their switches all the same.
     """
     explained = []
     for policy in dict.fromkeys(row.policy for row in rows):
-        mine = _balanced(described, [row for row in rows if row.policy == policy and not row.finding.reasons])
+        mine = _balanced(described, [row for row in rows if row.policy == policy and _was_measured(row)])
         factors = {axis: [values[axis] for values, _ in mine] for axis in _switches(described)}
         block = max((row.finding.block for _, row in mine), default=1)
         for event in (FIDELITY, VARIATION):
@@ -261,6 +277,10 @@ def _explained(described: Described, rows: Sequence[Row], seed: int) -> tuple[Ex
             events, trials = (np.array([pair[side] for pair in counted], np.int64).reshape(shape) for side in (0, 1))
             explained.append(Explained(policy, event, deviance(Responses(factors, events, trials), block, seed)))
     return tuple(explained)
+
+
+def _was_measured(row: Row) -> bool:
+    return all(reason.code in OF_ROUNDING for reason in row.finding.reasons)
 
 
 def _balanced(described: Described, rows: Sequence[Row]) -> list[tuple[Mapping[str, str], Row]]:

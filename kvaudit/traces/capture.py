@@ -2,9 +2,9 @@
 
 An exchange is `{"exchange": id, "api": "chat" | "completions" | "responses" | "messages", "started": seconds,
 "outcome": ..., "request": the parsed body, "answer": {...}, ...}`. Lines stand in the order in which exchanges ended;
-the trace is in the order in which they began. Those that failed are left out; those that broke off were served, and
-stay. Of a damaged file only what is damaged is lost: broken lines are left out and counted, damaged bytes and a last
-line that was cut off when the proxy was killed are noted.
+the trace is in the order in which they began. Those that failed or were redirected are left out; those that broke off
+were served, and stay. Of a damaged file only what is damaged is lost: broken lines are left out and counted, damaged
+bytes and a last line that was cut off when the proxy was killed are noted.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Capture:
     def calls(self, place: int, exchange: Record) -> Iterator[Call]:
         """Raises TraceError, without its place, for an exchange of which nothing can be replayed."""
         api, body = exchange.get("api"), exchange.get("request")
-        failed = exchange.get("outcome") in _FAILED
+        failed = exchange.get("outcome") in _FAILED or _is_redirect(exchange.get("status"))
         if api not in _APIS:
             raise TraceError(f"is of the API {brief(api)}, which is none of {', '.join(_APIS)}")
         if type(body) is not dict and not failed:
@@ -204,8 +204,14 @@ def _answer_message(exchange: Record) -> Record | None:
     return message | ({"tool_calls": calls} if (calls := choices[0].get("tool_calls")) else {})
 
 
+def _is_redirect(status: Any) -> bool:
+    return type(status) is int and 300 <= status < 400
+
+
 def _failure(exchange: Record) -> str:
     status = exchange.get("status")
     if exchange.get("outcome") == "unreachable":
         return "failed (the server was not reached)"
+    if _is_redirect(status):
+        return f"was redirected (status {status})"
     return f"failed (status {status})" if type(status) is int and status >= 400 else "failed (an error in the answer)"

@@ -11,6 +11,9 @@ from kvaudit.traces.source import LONGEST_LINE
 
 _MAGIC = {"gzip": b"\x1f\x8b\x08", "zstd": b"\x28\xb5\x2f\xfd"}
 _BLOCK = 1 << 16
+_FIRST = 1 << 10
+"""Bytes of a first piece: more than the longest header of gzip's with a file name, and the code tables behind it."""
+_READS = 8
 
 
 class Lost(NamedTuple):
@@ -33,7 +36,7 @@ def readable_lines(stream: BinaryIO, codec: str | None) -> Iterator[bytes | Lost
 
     What is longer than LONGEST_LINE comes in pieces. Raises OSError where the file cannot be read.
     """
-    start = 0
+    start, search = 0, None if codec is None else _Search(stream, codec)
     while True:
         stream.seek(start)
         plain = None if codec is None else Decompressed(stream, codec)
@@ -42,12 +45,12 @@ def readable_lines(stream: BinaryIO, codec: str | None) -> Iterator[bytes | Lost
             while line := lines.readline(LONGEST_LINE + 1):
                 yield line
         except OSError as error:
-            if plain is None or codec is None or error.errno is not None:
+            if plain is None or search is None or error.errno is not None:
                 raise
             damaged, cut = start + plain.whole, isinstance(error, CutShortError)
         else:
             return
-        following = _next_whole(stream, codec, damaged + 1)
+        following = search.next_whole(damaged + 1)
         if following is None:
             yield Lost(damaged, stream.seek(0, io.SEEK_END), cut)
             return
@@ -55,10 +58,45 @@ def readable_lines(stream: BinaryIO, codec: str | None) -> Iterator[bytes | Lost
         start = following
 
 
-def _next_whole(stream: BinaryIO, codec: str, start: int) -> int | None:
-    """Where the next member or frame begins that is whole."""
-    occurrences = _occurrences(stream, _MAGIC[codec], start)
-    return next((position for position in occurrences if _is_whole(stream, codec, position)), None)
+class _Search:
+    """Looks for whole members or frames of a file, in time that is linear in its size whatever is in it.
+
+    Each place that looks like a beginning costs a first piece. What goes on behind it is read as long as all these
+    reads together are no more than _READS times the file: where garbage uses that up, what is behind it is lost.
+    """
+
+    def __init__(self, stream: BinaryIO, codec: str) -> None:
+        self._stream, self._codec = stream, codec
+        self._left = _READS * stream.seek(0, io.SEEK_END)
+
+    def next_whole(self, start: int) -> int | None:
+        """Where the next member or frame begins that is whole, from `start` on."""
+        occurrences = _occurrences(self._stream, _MAGIC[self._codec], start)
+        return next((position for position in occurrences if self._is_whole(position)), None)
+
+    def _is_whole(self, position: int) -> bool:
+        self._stream.seek(position)
+        first = Decompressed(io.BytesIO(self._stream.read(_FIRST)), self._codec)
+        try:
+            first.readinto(bytearray(1))
+        except CutShortError:
+            if self._codec == "gzip":  # which has content in its first piece; zstd may have it a block later
+                return first.whole > 0
+        except OSError:
+            return first.whole > 0
+        return first.whole > 0 or self._is_whole_behind(position)
+
+    def _is_whole_behind(self, position: int) -> bool:
+        self._stream.seek(position)
+        plain, buffer, end = Decompressed(self._stream, self._codec), bytearray(_BLOCK), position + self._left
+        try:
+            while not plain.whole and self._stream.tell() < end and plain.readinto(buffer):
+                pass
+        except OSError as error:
+            if error.errno is not None:
+                raise
+        self._left -= min(self._left, self._stream.tell() - position)
+        return plain.whole > 0
 
 
 def _occurrences(stream: BinaryIO, pattern: bytes, start: int) -> Iterator[int]:
@@ -66,23 +104,9 @@ def _occurrences(stream: BinaryIO, pattern: bytes, start: int) -> Iterator[int]:
         stream.seek(start)
         block = stream.read(_BLOCK)
         found = block.find(pattern)
-        if found >= 0:
+        while found >= 0:
             yield start + found
-            start += found + 1
-        elif len(block) < _BLOCK:
+            found = block.find(pattern, found + 1)
+        if len(block) < _BLOCK:
             return
-        else:
-            start += len(block) - len(pattern) + 1
-
-
-def _is_whole(stream: BinaryIO, codec: str, position: int) -> bool:
-    stream.seek(position)
-    plain = Decompressed(stream, codec)
-    buffer = bytearray(_BLOCK)
-    try:
-        while not plain.whole and plain.readinto(buffer):
-            pass
-    except OSError as error:
-        if error.errno is not None:
-            raise
-    return plain.whole > 0
+        start += len(block) - len(pattern) + 1

@@ -18,6 +18,7 @@ from kvaudit.traces.bodies import CHAT, COMPLETIONS, body_limit, body_messages, 
 from kvaudit.traces.fields import Fields
 from kvaudit.traces.logs import LINE, Log, Record
 from kvaudit.traces.outcomes import answer_is_empty, logged_length
+from kvaudit.traces.repeats import Seen, distinct
 from kvaudit.traces.segments import SegmentPool
 from kvaudit.traces.source import TraceSource
 from kvaudit.traces.tally import LeftOut, Tally, told_left_out
@@ -95,6 +96,7 @@ def foreign_trace(source: TraceSource, log: Log, convert: Convert, *, in_order: 
     tally = log.tally
     reading = _Reading(source, tally)
     requests = [request for place, record in log.records for request in reading.requests(place, record, convert)]
+    tally.notes += reading.notes()
     if not requests:
         raise NothingToReplayError(source.name, tally)
     if not in_order:
@@ -129,7 +131,10 @@ class _Reading:
     source: TraceSource
     tally: Tally
     pool: SegmentPool = field(default_factory=SegmentPool)
-    seen: dict[str, int] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)
+    next_numbers: dict[str, int] = field(default_factory=dict)
+    renamed: int = 0
     with_tools: int = 0
     empty_answers: int = 0
 
@@ -151,10 +156,16 @@ class _Reading:
             request = self._request(call)
         except TraceError as refusal:
             return self._refused(call.place, refusal)
-        if request.request_id in self.seen:
-            first = self.seen[request.request_id]
-            return LeftOut(call.place, "has an id that came before", f"first in {self.tally.unit} {first}")
-        self.seen[request.request_id] = call.place
+        name = request.request_id
+        if self.seen.holds(name, request):
+            first = self.places[name]
+            return LeftOut(call.place, "has an id and a prompt that came before", f"first in {self.tally.unit} {first}")
+        self.seen.add(name, request)
+        if name in self.places:
+            renamed, self.next_numbers[name] = distinct(name, self.places, self.next_numbers.get(name, 2))
+            request = replace(request, request_id=renamed)
+            self.renamed += 1
+        self.places[request.request_id] = call.place
         self.with_tools += self._has_tools(call)
         self.empty_answers += answer_is_empty(call.response)
         return request
@@ -183,7 +194,16 @@ class _Reading:
 
     def _place_as_id(self, place: int) -> str:
         name = f"{self.tally.unit}-{place}"
-        return name if name not in self.seen else f"{name}-{len(self.seen)}"
+        return name if name not in self.places else f"{name}-{len(self.places)}"
+
+    def notes(self) -> list[str]:
+        if not self.renamed:
+            return []
+        many = self.renamed > 1
+        return [
+            f"{self.renamed:,} request{'s have ids' if many else ' has an id'} that came before with another prompt, "
+            f"time or session: kept as ID#2{' and so on' if many else ''}"
+        ]
 
     def _refused(self, place: int, refusal: TraceError) -> LeftOut:
         reason = refusal.message.removeprefix(f"{self.source.name}, line {place}: ")

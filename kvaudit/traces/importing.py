@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import os
+import stat
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,13 +25,12 @@ from kvaudit.traces.foreign import (
 from kvaudit.traces.hash_only import HashesOnlyError
 from kvaudit.traces.logs import LINE
 from kvaudit.traces.native import NAME as NATIVE
+from kvaudit.traces.repeats import Seen, is_place, name_over_files
 from kvaudit.traces.results import FORMAT as BATCH
 from kvaudit.traces.results import ResultsOnlyError
 from kvaudit.traces.source import name_of, open_source
 from kvaudit.traces.tally import LeftOut, Tally, told_left_out
 
-_NAMED_BY_PLACE = re.compile(r"(?P<file>.*:)?(?:(?:line|entry|row|message|payload)-\d+(?:-\d+)?|r\d+-\d+)", re.DOTALL)
-"""Ids that count records or, as captures do, exchanges: they begin anew in every file. An import names the file."""
 _RESULTS = "holds results, no prompts"
 _REASONS_SHOWN = 3
 _ORIGINS = ("source", "imported")
@@ -39,7 +40,7 @@ _OF_ONE_FILE = ("kvaudit_trace", "records", LEFT_OUT, NOTES, WITH_TOOLS, EMPTY_A
 @dataclass(slots=True)
 class ImportedFile:
     """What came of one file. `refusal` says why nothing was taken from a file of a folder; its `format` is known only
-    where the file holds hashes in place of prompts.
+    where the file holds hashes in place of prompts. `failures` says why requests of another file failed, by their ids.
     """
 
     name: str
@@ -51,6 +52,8 @@ class ImportedFile:
     counts: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     refusal: str | None = None
+    failures: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
 
     @property
     def made(self) -> dict[str, object]:
@@ -123,16 +126,16 @@ def import_files(
     A file of a folder that cannot be read is left out, with its `refusal`. Raises TraceError for a file that is named
     and cannot be read or holds nothing to replay, and where nothing is left.
     """
-    failures: dict[str, str] = {}
-    named = list(_files(paths, leave))
-    files = [_read(path, format, failures, in_folder=in_folder, keep_parts=keep_parts) for path, in_folder in named]
-    _leave_out_failures(files, failures)
+    named, notes = _each_once(_files(paths, leave))
+    files = [_read(path, format, in_folder=in_folder, keep_parts=keep_parts) for path, in_folder in named]
+    _label(files)
+    _leave_out_failures(files)
     if len(files) > 1:
         _make_ids_distinct(files)
     requests = [request for file in files for request in file.requests]
     if not requests:
         raise TraceError(f"nothing can be replayed of {', '.join(map(str, paths))}", _why_nothing(files))
-    notes = _differences(files) if len(files) > 1 else []
+    notes += _differences(files) if len(files) > 1 else []
     if len(files) > 1 and any(request.timestamp is not None for request in requests):
         requests, note = by_time(requests, "the files")
         notes += [note] if note else []
@@ -148,10 +151,43 @@ def _files(paths: Iterable[Path], leave: Path | None) -> Iterator[tuple[Path, bo
             yield path, False
 
 
+def _each_once(files: Iterable[tuple[Path, bool]]) -> tuple[list[tuple[Path, bool]], list[str]]:
+    """Every file once, however often and by whatever path it is named, and notes on those that are named again."""
+    known: dict[tuple[int, int], Path] = {}
+    once, notes = [], []
+    for path, in_folder in files:
+        identity = _identity(path)
+        if identity is None or identity not in known:
+            once.append((path, in_folder))
+        elif path != known[identity]:
+            notes.append(f"{path} is the same file as {known[identity]}: it is read once")
+        else:
+            notes.append(f"{path} is named more than once: it is read once")
+        if identity is not None:
+            known.setdefault(identity, path)
+    return once, notes
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a regular file."""
+    try:
+        found = path.stat()
+    except OSError:  # reading it says why
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _label(files: Sequence[ImportedFile]) -> None:
+    """What a file is called in what is said of it: its name, or its path as given where another has that name."""
+    names = Counter(Path(file.name).name for file in files)
+    for file in files:
+        name = Path(file.name).name
+        file.label = name if names[name] == 1 else file.name
+
+
 def _read(
     path: Path,
     format: str | None,  # noqa: A002
-    failures: dict[str, str],
     *,
     in_folder: bool,
     keep_parts: bool,
@@ -164,8 +200,7 @@ def _read(
                 return ImportedFile(name, refusal="it is empty")
             return _taken(name, *read_as(source, format))
     except ResultsOnlyError as results:
-        failures |= results.failures
-        return ImportedFile(name, BATCH, notes=[_RESULTS])
+        return ImportedFile(name, BATCH, notes=[_RESULTS], failures=results.failures)
     except NothingToReplayError as nothing:
         if not in_folder:
             raise
@@ -192,37 +227,60 @@ def _taken(name: str, format: str, trace: Trace) -> ImportedFile:  # noqa: A002
     )
 
 
-def _leave_out_failures(files: Iterable[ImportedFile], failures: Mapping[str, str]) -> None:
-    for file in (file for file in files if file.format == BATCH):
-        _drop(file, {id(request): failures.get(request.request_id) for request in file.requests})
+def _leave_out_failures(files: Iterable[ImportedFile]) -> None:
+    """A failed id is that of the one input that has it or, of several, of the one beside its results; else it stays."""
+    inputs = [file for file in files if file.format == BATCH and file.requests]
+    holders: dict[str, list[ImportedFile]] = {}
+    for file in inputs:
+        for request in file.requests:
+            holders.setdefault(request.request_id, []).append(file)
+    failed: dict[int, dict[str, str]] = {id(file): {} for file in inputs}
+    for results in files:
+        unclear = 0
+        for name, failure in results.failures.items():
+            having = holders.get(name, [])
+            beside = [file for file in having if _folder(file) == _folder(results)]
+            owners = having if len(having) == 1 else beside
+            if len(owners) == 1:
+                failed[id(owners[0])].setdefault(name, failure)
+            unclear += len(having) > 1 and len(owners) != 1
+        if unclear:
+            results.notes.append(f"{unclear:,} failed here with an id that several inputs have: nothing is left out")
+    for file in inputs:
+        _drop(file, {id(request): failed[id(file)].get(request.request_id) for request in file.requests})
+
+
+def _folder(file: ImportedFile) -> str:
+    return os.path.dirname(os.path.abspath(file.name))
 
 
 def _make_ids_distinct(files: Iterable[ImportedFile]) -> None:
-    """Places are named with their file, and so are ids that an earlier file has for other requests."""
+    """Places are named with their file, and so are ids that an earlier file has for other requests (`repeats`)."""
     taken: set[str] = set()
-    seen: set[tuple[object, ...]] = set()
+    seen = Seen()
     for file in files:
         reasons: dict[int, str | None] = {}
+        new: list[tuple[str, Request]] = []
+        sources = _sources(file)
         for at, request in enumerate(file.requests):
-            place = _NAMED_BY_PLACE.fullmatch(request.request_id)
-            identity = _identity(request, is_place=place is not None)
-            if identity is not None and identity in seen:
+            name = name_over_files(request, sources)
+            if name is not None and seen.holds(name, request):
                 reasons[id(request)] = "has an id and a prompt that came before in another file"
                 continue
-            if identity is not None:
-                seen.add(identity)
-            if (place and not place["file"]) or request.request_id in taken:
+            if name is not None:
+                new.append((name, request))
+            if is_place(request.request_id) or request.request_id in taken:
                 request = file.requests[at] = replace(request, request_id=_distinct(file, request, taken))
             taken.add(request.request_id)
+        for name, request in new:
+            seen.add(name, request)
         _drop(file, reasons)
 
 
-def _identity(request: Request, *, is_place: bool) -> tuple[object, ...] | None:
-    """What makes a request the same as one of another file; None for a place without a time, which many files have."""
-    if is_place and request.timestamp is None:
-        return None
-    prompt = tuple(segment.content_id for segment in request.segments)
-    return (request.request_id, prompt, request.timestamp if is_place else None)
+def _sources(file: ImportedFile) -> Collection[str]:
+    """The files of which a trace was imported: their names may stand before its ids."""
+    sources = file.header.get("source") if file.format == NATIVE else None
+    return {name for name in sources if type(name) is str} if type(sources) is list else ()
 
 
 def _distinct(file: ImportedFile, request: Request, taken: Collection[str]) -> str:
@@ -250,7 +308,7 @@ def _why_nothing(files: Sequence[ImportedFile]) -> str | None:
     names: dict[str, list[str]] = {}
     for file in files:
         if reason := _why_empty(file):
-            names.setdefault(reason, []).append(Path(file.name).name)
+            names.setdefault(reason, []).append(file.label)
     told = [
         f"{first}{f' and {len(others):,} more' if others else ''}: {reason}"
         for reason, (first, *others) in list(names.items())[:_REASONS_SHOWN]

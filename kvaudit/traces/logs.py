@@ -12,6 +12,7 @@ import orjson
 
 from kvaudit.errors import TraceError
 from kvaudit.traces.decompress import CutShortError
+from kvaudit.traces.parquet import damage_told, is_parquet, open_parquet
 from kvaudit.traces.source import NotThisFormatError, TraceSource, is_blank
 from kvaudit.traces.tally import LeftOut, Tally
 
@@ -23,7 +24,6 @@ LARGEST_DOCUMENT = 1 << 28
 
 LINE, ENTRY, ROW = "line", "entry", "row"
 
-_PARQUET = b"PAR1"
 _FIRST_KEY = re.compile(rb'\s*\{\s*"((?:[^"\\]|\\.){0,200})"\s*:')
 _ARRAY = re.compile(rb"\s*\[\s*[{\]]")
 _HEAD = 1 << 16
@@ -52,7 +52,7 @@ def read_log(source: TraceSource) -> Log:
     Lines that cannot be read are left out, and of a compressed file that is cut off what stands before that is read.
     Raises TraceError, also while records are taken, and behind the last of them where fewer can be read than cannot.
     """
-    if _is_parquet(source):
+    if is_parquet(source):
         return Log(ROW, _rows(source))
     if _is_array(source):
         tally = Tally(ENTRY)
@@ -66,7 +66,7 @@ def first_record(source: TraceSource) -> Record:
 
     Raises NotThisFormatError where there is none.
     """
-    if _is_parquet(source):
+    if is_parquet(source):
         return next((row for _, row in _rows(source)), {})
     if _is_array(source):
         return _first_entry(source)
@@ -243,23 +243,15 @@ def _first_entry(source: TraceSource) -> Record:
         return entry
 
 
-def _is_parquet(source: TraceSource) -> bool:
-    with source.path.open("rb") as stream:
-        return stream.read(len(_PARQUET)) == _PARQUET
-
-
 def _rows(source: TraceSource) -> Iterator[tuple[int, Record]]:
     import pyarrow as pa
-    from pyarrow import parquet
 
-    number = 0
-    try:
-        for batch in parquet.ParquetFile(source.path).iter_batches(batch_size=256):
+    file, number = open_parquet(source), 0
+    with damage_told(source):
+        for batch in file.iter_batches(batch_size=256):
             for row in pa.Table.from_batches([_in_microseconds(batch)]).to_pylist():
                 number += 1
                 yield number, row
-    except (OSError, OverflowError, ValueError, NotImplementedError, pa.ArrowException) as error:
-        raise TraceError(f"{source.name} cannot be read as Parquet: {error}") from error
 
 
 def _in_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from typing import Any
 _CODE = re.compile(r"[A-Za-z_.]{1,40}|\d{3}")
 """Names of errors, which never look like keys."""
 _FAILED_STATES = ("failed", "failure", "error", "errored", "cancelled", "canceled", "expired")
-_FIRST_FAILURE = 400
+_FIRST_FAILURE = 300
 _LENGTHS = ("completion_tokens", "output_tokens", "output", "completionTokens", "outputTokens")
 _OTHER_CALLS = {
     "embed": "is an embedding request",

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from kvaudit.errors import TraceError, UsageError
+from kvaudit.traces.parquet import damage_told, is_parquet, open_parquet
 from kvaudit.traces.source import TraceSource, is_blank
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_PARQUET = b"PAR1"
 
 TextRow = dict[str, str]
 
@@ -44,9 +43,8 @@ class Table:
 
 def read_table(source: TraceSource) -> Table:
     """Raises TraceError, also while rows are taken, for a table that cannot be read."""
-    with source.path.open("rb") as stream:
-        if stream.read(len(_PARQUET)) == _PARQUET:
-            return _parquet(source)
+    if is_parquet(source):
+        return _parquet(source)
     first = next((line for _, line in source.lines() if not is_blank(line)), b"")
     if not first:
         raise TraceError(f"{source.name} is empty", "an event table is CSV, JSON lines or Parquet")
@@ -113,31 +111,20 @@ def _text(value: Any) -> str:
 
 
 def _parquet(source: TraceSource) -> Table:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        file = parquet.ParquetFile(source.path)
-    except (OSError, pa.ArrowException) as error:
-        raise _damaged(source, error) from error
-    columns = _checked(source, file.schema_arrow.names)
+    file = open_parquet(source)
+    with damage_told(source):
+        columns = _checked(source, file.schema_arrow.names)
 
     def rows() -> Iterator[tuple[int, TextRow]]:
         number = 0
-        try:
+        with damage_told(source):
             for batch in file.iter_batches():
                 texts = [_texts(column) for column in batch.columns]
                 for record in zip(*texts, strict=True):
                     number += 1
                     yield number, dict(zip(columns, record, strict=True))
-        except (OSError, OverflowError, ValueError, pa.ArrowException) as error:  # also text that is not UTF-8
-            raise _damaged(source, error) from error
 
     return Table(source, columns, rows(), "row")
-
-
-def _damaged(source: TraceSource, error: Exception) -> TraceError:
-    return TraceError(f"{source.name} cannot be read as Parquet: {error}")
 
 
 def _texts(column: pa.Array) -> list[str]:

@@ -227,28 +227,6 @@ def test_the_luck_of_a_repeat_is_a_count_of_all_ways_to_name_the_runs(answers):
     assert stats.chance_of_reproducing(runs[:, None] == runs[None]) == pytest.approx(lucky / len(dealt))
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=2), st.booleans())
-def test_the_chance_of_so_few_differences_is_a_count_of_all_ways_to_name_the_runs(answers, both):
-    """Every request's answers dealt to the runs in every way; runs 3 and 4 are the controls of 0 and 1."""
-    pairs = [(0, 3), (1, 4)] if both else [(0, 3)]
-    observed = sum(row[a] != row[b] for row in answers for a, b in pairs)
-    dealt = list(product(*(permutations(row) for row in answers)))
-    few = sum(sum(row[a] != row[b] for row in deal for a, b in pairs) <= observed for deal in dealt)
-    runs = np.array(answers).T
-    assert stats.chance_of_so_few(runs[:, None] == runs[None], pairs) == pytest.approx(few / len(dealt))
-
-
-def test_many_runs_are_dealt_at_random_to_nearly_the_same_chance():
-    runs = np.array([[0] * 10 + [1] * 10, [0] * 19 + [1]]).T
-    agree = runs[:, None] == runs[None]
-    one = stats.chance_of_so_few(agree, [(0, 1)])
-    assert one == pytest.approx((90 / 190) * (171 / 190))
-    assert len(stats._assignments(20, 4)) == 20_000
-    two = stats.chance_of_so_few(agree[:, :, 1:], [(0, 1), (2, 3)])
-    assert two == pytest.approx(1 - 4 / 20, abs=0.02)
-
-
 def test_kappa_is_that_of_the_dense_table():
     generator = np.random.default_rng(6)
     for requests, raters, categories in ((1, 2, 2), (40, 5, 3), (7, 3, 20), (200, 4, 2)):

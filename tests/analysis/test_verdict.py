@@ -4,14 +4,14 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 import pytest
-from audit_runs import BuiltRun, arm_lines, clean, full_prefill, run
+from audit_runs import BuiltRun, arm_lines, clean, full_prefill, rounded, run
 
 from kvaudit.analysis import stats
 from kvaudit.analysis.audit import analyse
-from kvaudit.analysis.checks import STANDING, Reason, ReasonCode
+from kvaudit.analysis.checks import OF_ROUNDING, STANDING, Reason, ReasonCode
 from kvaudit.analysis.compare import build_grid, compare
 from kvaudit.analysis.findings import Finding, find
-from kvaudit.analysis.gates import GateResult, Gates
+from kvaudit.analysis.gates import GateResult, Gates, NonInferiority
 from kvaudit.analysis.limits import MAX_NOISE
 from kvaudit.analysis.verdict import EXIT_CODES, Verdict, decide
 from kvaudit.errors import UsageError
@@ -429,7 +429,102 @@ def test_a_doubt_never_passes_and_only_standing_doubts_can_fail(code):
     assert decide([doubtful], audit.figures, Gates(min_fidelity=0.5)).outcome == "inconclusive"
     broken = analyse(run(damaged("x x x x", "x x x x"))).figures
     outcome = decide([doubtful], broken, Gates(min_fidelity=0.5)).outcome
-    assert outcome == ("fail" if code in STANDING else "inconclusive")
+    assert outcome == ("fail" if code in STANDING | OF_ROUNDING else "inconclusive")
+    outcome = decide([doubtful], broken, Gates(max_variation=0.2)).outcome
+    assert outcome != "pass"
+
+
+REVERSED = ("p.reversed", "p.reversed.rounding")
+"""The arms that rounding touches below."""
+
+
+def touched(reversed_: str, control: str, chronological: str = WORDS) -> BuiltRun:
+    """Rounding touched the reversed order."""
+    lines = damaged(chronological, reversed_) + f"\np reversed rounding : {control}"
+    return run(lines, columns=rounded(*REVERSED))
+
+
+def test_rounding_that_changes_nothing_does_not_matter():
+    lines = damaged(WORDS, FLIPPED) + f"\np reversed rounding : {FLIPPED}"
+
+    def columns(moved: float):
+        return lambda planned, index: {
+            "rounding_tokens": int(planned.arm_id in REVERSED),
+            "reference_logprob": -2.0 - (moved if planned.control == "rounding" else 0),
+        }
+
+    immaterial, material = (finding(run(lines, columns=columns(moved))) for moved in (1e-5, 0.01))
+    assert (immaterial.seen, immaterial.rounding_matters, immaterial.touched) == ("history-sensitive", False, ())
+    assert "That does not matter here" in " ".join(finding_details(immaterial))
+    assert (material.rounding_matters, material.touched) == (True, ("reversed",))
+    assert material.seen == "inconclusive"
+
+
+def test_what_rounding_may_explain_breaks_no_limit():
+    built = touched(FLIPPED, WORDS)
+    assert reasons(built).keys() == {"within-rounding"}
+    assert verdict(built, max_variation=0.2).outcome == "inconclusive"
+    assert verdict(built, min_fidelity=0.9).outcome == "inconclusive"
+
+
+def test_an_order_that_rounding_did_not_touch_breaks_a_limit_all_the_same():
+    built = touched("w x y d", "a b c d", chronological=FLIPPED)
+    (gate,) = verdict(built, min_fidelity=0.9).gates
+    assert (gate.outcome, gate.why, gate.value) == ("fail", "broken", 0.25)
+
+
+def test_an_order_that_is_as_wrong_under_its_rounding_control_breaks_a_limit():
+    assert verdict(touched(FLIPPED, "w b y d"), min_fidelity=0.9).gates[0].outcome == "fail"
+
+
+def untouched_in_part(reversed_: str, control: str, touched_from: int) -> BuiltRun:
+    """Requests are served backwards: those from this one on were served before rounding touched the order."""
+    count = len(reversed_.split())
+    chronological = " ".join(f"w{index}" for index in range(count))
+    lines = full_prefill(chronological) + arm_lines(
+        "p", {"chronological": chronological, "reversed": reversed_}, chronological, chronological
+    )
+    built = run(lines + f"\np reversed rounding : {control}", columns=lambda planned, index: {"rounding_tokens": 0})
+    return built.with_rows(
+        lambda row: (
+            row | {"rounding_tokens": int(row["arm_id"] in REVERSED and row["position"] == count - touched_from)}
+        )
+    )
+
+
+def test_one_flip_that_is_proven_does_not_prove_those_that_rounding_may_explain():
+    same = [f"w{index}" for index in range(60)]
+    mostly_rounding = ["x"] * 30 + same[30:59] + ["y"]
+    built = untouched_in_part(" ".join(mostly_rounding), " ".join(same), 40)
+    found = finding(built)
+    assert (found.seen, found.flipped, found.flipped_untouched) == ("history-sensitive", 31, 1)
+    (gate,) = verdict(built, max_variation=0.2).gates
+    assert (gate.outcome, gate.why) == ("inconclusive", "rounding-possible")
+    assert verdict(built, max_variation=0.01).gates[0].outcome == "fail"
+
+
+def test_a_limit_that_the_rounding_control_breaks_is_not_kept():
+    same = [f"w{index}" for index in range(400)]
+    one_flip = [*same[:399], "y"]
+    control = ["x"] * 200 + one_flip[200:]
+    built = untouched_in_part(" ".join(one_flip), " ".join(control), 300)
+    assert finding(built).flipped_untouched == 1
+    (gate,) = verdict(built, max_variation=0.05).gates
+    assert (gate.outcome, gate.why) == ("inconclusive", "rounding-possible")
+    held = untouched_in_part(" ".join(one_flip), " ".join(one_flip), 300)
+    assert verdict(held, max_variation=0.05).outcome == "pass"
+
+
+def test_a_paired_gate_fails_on_no_order_that_rounding_touched():
+    same = " ".join(f"w{index}" for index in range(60))
+    lines = full_prefill(same) + arm_lines("q", {"chronological": same, "reversed": same}, same, same) + "\n"
+    lines += arm_lines("p", {"chronological": same, "reversed": "x " * 40 + " ".join(same.split()[40:])}, same, same)
+    lines += f"\np reversed rounding : {same}"
+    gates = Gates(non_inferior=(NonInferiority("p", "q", 0.05),))
+    clear = analyse(run(lines, columns=lambda planned, index: {"rounding_tokens": 0}), gates).verdict.gates[0]
+    assert (clear.outcome, clear.why) == ("fail", "broken")
+    doubtful = analyse(run(lines, columns=rounded(*REVERSED)), gates).verdict.gates[0]
+    assert doubtful.outcome == "inconclusive"
 
 
 @pytest.mark.parametrize("text", ["! ! ! !", "- - - -"])

@@ -57,7 +57,7 @@ def test_it_ends_with_what_came_in_and_what_was_left_out_and_why(log: Path, trac
         f"{'read':<{width}}  format    records  requests  left out",
         f"{log}  messages        7         2         5",
         "  left out 4: failed (status 500) (line 2, line 4, line 5 and 1 more)",
-        "  left out 1: has an id that came before (line 3 (first in line 1))",
+        "  left out 1: has an id and a prompt that came before (line 3 (first in line 1))",
         "1 request with tools: definitions and calls are replayed as JSON text, not in the model's own tool template",
         "1 request sets no max_tokens: 16 are replayed (--max-tokens sets another limit)",
         f"wrote {trace}: 2 requests, 2 distinct segments, 1 session",

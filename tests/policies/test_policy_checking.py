@@ -25,13 +25,14 @@ NAMES = [
     "schedule",
     "exactly k distinct reusable positions",
     "extreme shapes",
+    "long prompts",
     "the same again under the same seed",
     "no state between requests",
     "the context is left as it was",
     "asks only for what it declares",
     "speed",
 ]
-EXACTLY_K, EXTREME, AGAIN, STATE, CONTEXT, NEEDS = NAMES[3:9]
+EXACTLY_K, EXTREME, LONG, AGAIN, STATE, CONTEXT, NEEDS = NAMES[3:10]
 
 
 @pytest.mark.parametrize("name", BUILT_IN["policies"])
@@ -131,6 +132,30 @@ def test_an_extreme_shape_is_named(policy, shape):
     assert f"({shape})" in failures(policy)[EXTREME]
 
 
+class ShortWhereLong(First):
+    def select(self, context):
+        return context.positions[: context.k - (len(context.positions) > 500)]
+
+
+class Wrapping(First):
+    """Keeps positions in a byte."""
+
+    def select(self, context):
+        return context.positions[: context.k].astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("policy", "detail"),
+    [(ShortWhereLong, "returned 375 positions, not k = 376; it was [0, 1"), (Wrapping, "returned a position twice")],
+)
+def test_a_selection_that_is_broken_for_long_prompts_alone_is_seen(policy, detail):
+    seen = failures(policy)
+    assert set(seen) == {LONG}
+    assert "k = 376 (the prompt of 84 documents): " in seen[LONG]
+    assert detail in seen[LONG]
+    assert found(First, LONG).detail == "3 requests of 7,536 reusable tokens"
+
+
 class Luck(First):
     def select(self, context):
         return np.random.permutation(context.positions)[: context.k]
@@ -223,6 +248,16 @@ class Undeclared(First):
         return context.positions[np.argsort(context.query_attention()[0], kind="stable")[: context.k]]
 
 
+class UndeclaredSignals(First):
+    """Goes around the context's properties, which would refuse it."""
+
+    needs = frozenset({"deviation"})
+
+    def select(self, context):
+        weights = context.signals.query_attention(context.layer)[0] + context.signals.deviation()
+        return context.positions[np.argsort(weights, kind="stable")[: context.k]]
+
+
 class Idle(First):
     needs = frozenset({"value-deviation", "output-kl"})
 
@@ -231,6 +266,9 @@ def test_needs_are_held_against_what_is_asked_for():
     seen = failures(Undeclared)
     assert set(seen) == {NEEDS}
     assert "asked for query-attention, and declares nothing" in seen[NEEDS]
+    around = failures(UndeclaredSignals)
+    assert set(around) == {NEEDS}
+    assert around[NEEDS].endswith(": asked `signals` for query-attention, and declares deviation")
     idle = found(Idle, NEEDS)
     assert idle.passed
     assert idle.warning == "declares output-kl, value-deviation and asked for none of it"
@@ -285,11 +323,20 @@ class NarrowingShort(Narrowing):
         return context.positions[: context.k - (context.layer == 2 and context.k > 1)]
 
 
+class UndeclaredAtLaterLayers(Narrowing):
+    def select(self, context):
+        if context.layer > 1:
+            context.signals.value_deviation(context.layer)
+        return context.positions[: context.k]
+
+
 def test_schedules_are_checked_layer_by_layer():
     assert "its schedule sums to 1, not to 0" in failures(Spending)["schedule"]
     assert failures(Narrowing) == {}
     assert "on average" in found(Narrowing, "schedule").detail
     assert "returned 1 positions, not k = 2" in failures(NarrowingShort)[EXACTLY_K]
+    later = failures(UndeclaredAtLaterLayers)
+    assert later[NEEDS].endswith(": asked `signals` for value-deviation, and declares nothing")
 
 
 class Early(First):

@@ -14,10 +14,11 @@ from policy_contexts import FixedSignals, context_of
 from kvaudit.errors import PolicyError
 from kvaudit.plugins import available, load
 from kvaudit.policies import ChunkAttention, Need, Policy, SelectionContext, WrittenAttention
-from kvaudit.policies.rounding import DRAWS, SCORES, is_watched, watched
+from kvaudit.policies.rounding import DRAWS, SCORES, WIDTH, is_watched, watched
 from kvaudit.policies.tokens import TokenTopK as TokenTopK
 
 PRECISION = 1e-6
+REACH = WIDTH * PRECISION
 FAR, NEAR = 1.0, 1e-13
 
 
@@ -44,8 +45,8 @@ class Shown(Policy):
         {"deviation", "key-deviation", "value-deviation", "query-attention", "auxiliary-attention"}
     )
 
-    def __init__(self):
-        self.seen, self.luck = [], []
+    seen: ClassVar[list] = []
+    luck: ClassVar[list] = []
 
     def select(self, context):
         self.seen.append(
@@ -95,6 +96,8 @@ def test_signals_move_within_their_rounding_and_luck_stays(deviation, seed):
     plain = np.array(deviation, dtype=np.float32)
     fields = {"keys": {0: plain}, "values": {0: plain}, "queries": {0: attention}, "auxiliary": attention}
     policy = Shown()
+    policy.seen.clear()
+    policy.luck.clear()
     watched(policy, follow=False).select(context(deviation, 1, seed=seed, needs=Shown.needs, **fields))
     assert len(policy.seen) == 1 + DRAWS
     assert set(policy.luck) == {context(deviation, 1, seed=seed).rng.random()}
@@ -103,11 +106,11 @@ def test_signals_move_within_their_rounding_and_luck_stays(deviation, seed):
         for distance in other[:3]:
             moved = np.sqrt(distance.astype(float)) - np.sqrt(plain.astype(float))
             mirrored = np.sqrt(distance.astype(float)) + np.sqrt(plain.astype(float))
-            allowed = 2 * PRECISION * 1.01 + 1e-6 * np.sqrt(plain)
+            allowed = 2 * REACH * 1.01 + 1e-6 * np.sqrt(plain)
             assert (np.minimum(abs(moved), mirrored) <= allowed).all(), "a root that rounding takes below 0 turns up"
             assert not distance.flags.writeable
         for weights in other[3:]:
-            assert np.allclose(weights, attention, rtol=1.01 * PRECISION * SCORES + 1e-6)
+            assert np.allclose(weights, attention, rtol=1.01 * REACH * SCORES + 1e-6)
             assert (weights != attention).any()
     assert np.array_equal(shown[0], plain)
 
@@ -131,11 +134,42 @@ def test_written_attention_and_the_outputs_kl_move_too():
     (_, kl), (written, other_kl) = Written.seen
     assert kl == 0.5
     assert other_kl != 0.5
-    assert other_kl == pytest.approx(0.5, abs=3 * PRECISION * SCORES)
+    assert other_kl == pytest.approx(0.5, abs=3 * REACH * SCORES)
     assert np.isnan(written.outside).tolist() == [False, True, False]
     assert written.chunks[1] is None
     assert written.chunks[0].over.keys() == {"a"}
-    assert written.chunks[0].inside == pytest.approx(2.0, rel=PRECISION * SCORES * 1.01 + 1e-6)
+    assert written.chunks[0].inside == pytest.approx(2.0, rel=REACH * SCORES * 1.01 + 1e-6)
+
+
+def test_state_within_a_request_is_each_question_s_own():
+    class Stages(Policy):
+        name = "stages"
+
+        def __init__(self):
+            self.left = [1, 2]
+
+        def select(self, context):
+            self.left.pop()
+            return context.positions[: context.k]
+
+    policy = watched(Stages(), follow=False)
+    policy.select(context([1, 2, 3], 1))
+    policy.select(context([1, 2, 3], 1))
+    with pytest.raises(IndexError):
+        policy.select(context([1, 2, 3], 1))
+
+
+def test_two_names_of_one_signal_are_rounded_alike():
+    class Both(Policy):
+        name = "both"
+        needs: ClassVar[frozenset[Need]] = frozenset({"deviation", "key-deviation"})
+
+        def select(self, context):
+            assert np.array_equal(context.deviation, context.key_deviation(0))
+            return context.positions[: context.k]
+
+    made = context([1, 2, 3], 1, needs=Both.needs)
+    watched(Both(), follow=False).select(replace(made, signals=replace(made.signals, keys={0: made.signals.ranked})))
 
 
 def test_the_twin_is_its_policy_in_all_else_and_tells_what_asking_again_took():

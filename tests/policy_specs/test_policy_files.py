@@ -65,6 +65,16 @@ def test_neighbours_are_importable_while_it_is_imported_and_part_of_its_digest(f
     assert second.digest != first.digest
 
 
+def test_what_moves_from_one_neighbour_to_the_next_changes_the_digest(folder):
+    path = write(folder / "mine.py", "import a, b\n")
+    write(folder / "a.py", "A = 1\nB = 1\n")
+    write(folder / "b.py", "C = 1\n")
+    before = import_file(path).digest
+    write(folder / "a.py", "A = 1\n")
+    write(folder / "b.py", "B = 1\nC = 1\n")
+    assert import_file(path).digest != before
+
+
 def test_a_neighbour_without_an_init_file_is_a_neighbour(folder):
     path = write(folder / "mine.py", "from plain.deep import DEEP\n")
     write(folder / "plain/deep.py", "DEEP = 10\n")

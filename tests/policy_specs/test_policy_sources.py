@@ -72,6 +72,51 @@ def test_a_module_alone_is_covered_with_what_it_imports_from_beside_it(imported)
     assert covered == set(MODULES) - {"unused.py"}
 
 
+def test_what_lies_beside_a_package_is_covered_as_far_as_it_is_imported(imported):
+    beside = {"toplevel.py": "from kit import deep", "kit/__init__.py": "", "kit/deep.py": "", "alone.py": ""}
+    late = {"pack/late.py": "import toplevel\nimport json"}
+    folder, module = imported({**PACKAGE, **late, **beside}, "pack.policies.mine")
+    assert {name for name in beside if changes_with(folder / name, module.Mine)} == set(beside) - {"alone.py"}
+
+
+def test_what_lies_beside_an_installed_package_is_not_its_own(imported):
+    beside = {"toplevel.py": "", "kit/__init__.py": ""}
+    late = {"pack/late.py": "import toplevel, kit"}
+    folder, module = imported({**PACKAGE, **late, **beside}, "pack.policies.mine", "site-packages")
+    assert not any(changes_with(folder / name, module.Mine) for name in beside)
+    assert changes_with(folder / "pack/late.py", module.Mine)
+
+
+def test_a_module_that_is_imported_by_a_call_with_its_name_is_covered(imported):
+    text = (
+        "import importlib\nfrom importlib import import_module\nname = 'pack.computed'\n\nclass Mine:\n"
+        "    def select(self):\n        importlib.import_module('pack.called')\n        __import__('pack.inner')\n"
+        "        import_module('..relative', __package__)\n        import_module(name)\n        import_module()\n"
+        "        import_module('/etc/nothing')\n        import_module('..')\n        import_module(3)\n"
+    )
+    called = {f"pack/{name}.py": "" for name in ("called", "inner", "relative", "computed")}
+    folder, module = imported({**PACKAGE, **called, "pack/policies/mine.py": text}, "pack.policies.mine")
+    covered = {name for name in called if changes_with(folder / name, module.Mine)}
+    assert covered == set(called) - {"pack/computed.py"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": "A = 1\nB = 1\n", "b": "C = 1\n"}, {"a": "A = 1\n", "b": "B = 1\nC = 1\n"}),
+        ({"a": "A = 1\n", "b": ""}, {"a": "", "b": "A = 1\n"}),
+    ],
+)
+def test_what_moves_from_one_module_to_the_next_changes_the_digest(imported, before, after):
+    mine = {"mine.py": "import a, b\n\nclass Mine:\n    pass\n"}
+    folder, module = imported(mine | {f"{name}.py": text for name, text in before.items()}, "mine")
+    digests = [source_digest(module.Mine)]
+    for name, text in after.items():
+        (folder / f"{name}.py").write_text(text)
+    digests.append(source_digest(module.Mine))
+    assert len(set(digests)) == 2
+
+
 def test_installed_packages_beside_a_module_are_not_its_own(imported):
     folder, module = imported(MODULES, "mine", "site-packages")
     covered = {name for name in MODULES if changes_with(folder / name, module.Mine)}

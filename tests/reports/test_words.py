@@ -157,7 +157,7 @@ def test_what_rounding_may_explain_is_not_called_history():
     assert (found.seen, [reason.code for reason in found.reasons]) == ("inconclusive", ["within-rounding"])
     details = " ".join(finding_details(found))
     assert (
-        "Rounding decides which tokens are recomputed in the orders that differ, and 2 of 4 answers change" in details
+        "Rounding decides which tokens are recomputed in every order that differs, and 2 of 4 answers change" in details
     )
     assert (
         "On 4 of 8 requests served, rounding chose a recomputed token; rounded otherwise, 2 of 4 answers change"

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-Gram = tuple[int, ...]
+import numpy as np
+
+from kvaudit.segmenting.grams import gram_hashes
+
+Gram = tuple[tuple[int, ...], int | None]
 Spot = tuple[int, int]
 
 
@@ -23,9 +27,9 @@ class Path:
 def slow_runs(texts: Sequence[Sequence[int]], gram: int, fewest: int) -> list[tuple[int, int, int]]:
     """(text, start, end) of every run, in order."""
     at = {
-        (number, position): tuple(text[position : position + gram])
+        (number, position): found
         for number, text in enumerate(texts)
-        for position in range(len(text) - gram + 1)
+        for position, found in enumerate(_grams(text, gram))
     }
     spots: dict[Gram, list[Spot]] = defaultdict(list)
     for spot, found in at.items():
@@ -59,6 +63,31 @@ def slow_runs(texts: Sequence[Sequence[int]], gram: int, fewest: int) -> list[tu
             paths.append(Path(number, position, last, name, len(spots[name])))
             position = last + 1
     return _kept(paths, gram, fewest)
+
+
+def _grams(text: Sequence[int], gram: int) -> list[Gram]:
+    """With those that repeat themselves numbered from the first with the least hash on."""
+    plain = [tuple(text[at : at + gram]) for at in range(len(text) - gram + 1)]
+    periods = [
+        next((step for step in range(1, gram) if plain[at : at + 1] == plain[at + step : at + step + 1]), None)
+        for at in range(len(plain))
+    ]
+    numbers: list[int | None] = [None] * len(plain)
+    at = 0
+    while at < len(plain):
+        period, end = periods[at], at + 1
+        while period and end < len(plain) and periods[end] == period:
+            end += 1
+        if period:
+            least = min(range(at, at + period), key=lambda spot: _hash(plain[spot]))
+            for spot in range(at, end + period):
+                numbers[spot] = spot - least
+        at = end
+    return list(zip(plain, numbers, strict=True))
+
+
+def _hash(found: Sequence[int]) -> int:
+    return int(gram_hashes(np.array(found, np.int32), len(found))[0])
 
 
 def _kept(paths: Sequence[Path], gram: int, fewest: int) -> list[tuple[int, int, int]]:

@@ -77,8 +77,21 @@ def test_texts_shorter_than_a_gram_have_no_runs(texts: list[list[int]]) -> None:
     assert runs(texts, 4, 1) == []
 
 
-def test_a_period_is_no_run() -> None:
-    assert runs([[1] * 40, [1] * 50], 4, 4) == []
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 31, 32, 40])
+def test_a_text_that_repeats_itself_is_found_wherever_it_stands(period: int) -> None:
+    """As one stretch where its period is below a k-gram, of which the phase may cost one period; row by row else."""
+    rows = list(range(1, period + 1))
+    texts = [[100, *rows * 90], [101, 102, *rows * 70, 103], [104, *rows[period // 2 :], *rows * 80, 105]]
+    found = runs(texts, 32, 16)
+
+    longest = [max(end - start for text, start, end in found if text == number) for number in range(3)]
+    assert min(longest) >= (69 * period if period < 32 else 16)
+
+
+def test_a_stretch_that_repeats_itself_does_not_cut_the_text_around_it() -> None:
+    text = [*BLOCKS[0], *[5, 6] * 20, *BLOCKS[1]]
+
+    assert runs([[1, *text, 2], [3, 3, *text, 4]], 4, 4) == [(0, 1, 59), (1, 2, 60)]
 
 
 @pytest.mark.parametrize("gram", [2, 3, 5, 8, 21, 32])

@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
+import orjson
 import pytest
 import studies
 from fakes import rolling_trace
@@ -13,6 +15,7 @@ from studies import TRACE, faulty_under, run_study
 
 from kvaudit.analysis import deviance
 from kvaudit.analysis.audit import analyse
+from kvaudit.analysis.checks import Reason
 from kvaudit.analysis.deviance import Responses
 from kvaudit.analysis.figures import select
 from kvaudit.analysis.stats import Estimate
@@ -264,14 +267,51 @@ def test_from_which_ratio_on_no_answer_differs(budget_study):
         f"{100 * low:.1f} % on possible."
     )
     lost = Estimate(0.9, 0.7, 0.95, 8, "")
-    for broken, expected in (
-        ((0, 1), "from 5 % on"),
-        ((6,), "at no ratio of this study do all answers equal full prefill's; at 50 % fidelity is 90.0 % (70.0-95.0)"),
-        ((0, 5), "from 50 % on"),
-    ):
-        mine = [row for row in results.rows if row.policy == "token-topk"]
-        rows = tuple(replace(row, mean_fidelity=lost) if i in broken else row for i, row in enumerate(mine))
+    every = "at no ratio of this study do all answers equal full prefill's; at 50 % fidelity is 90.0 % (70.0-95.0)"
+    for broken, expected in (((0, 1), "from 5 % on"), (range(7), every), ((0, 5), "from 50 % on")):
+        rows = tuple(replace(row, mean_fidelity=lost) if i in broken else row for i, row in enumerate(topk(results)))
         assert expected in budget_sentences(replace(results, rows=rows))[0]
+
+
+def topk(results):
+    return [row for row in results.rows if row.policy == "token-topk"]
+
+
+def inconclusive(row):
+    return replace(row, finding=replace(row.finding, reasons=(Reason("within-rounding"),)))
+
+
+@pytest.mark.parametrize("how", ["inconclusive", "worse", "inconclusive and worse", "failed or missing"])
+def test_from_a_ratio_on_is_said_only_where_every_higher_ratio_shows_it(budget_study, how):
+    results = read_results(budget_study)
+    rows = []
+    for row in topk(results):
+        is_high = row.cell.recompute_ratio in (0.1, 0.2)
+        if is_high and how == "failed or missing":
+            continue
+        if is_high and "worse" in how:
+            row = replace(row, mean_fidelity=Estimate(0.4, 0.2, 0.6, 8, ""))
+        rows.append(inconclusive(row) if is_high and "inconclusive" in how else row)
+
+    def said(rows):
+        return budget_sentences(replace(results, rows=tuple(rows)))
+
+    why = "at 20 % fidelity is 40.0 % (20.0-60.0)" if how == "worse" else "nothing can be said of 10 %, 20 %"
+    assert said(rows)[0].startswith("token-topk: from 50 % on every answer equals full prefill's")
+    assert said(row for row in rows if row.cell.recompute_ratio < 0.5)[0] == (
+        "token-topk: every answer equals full prefill's at 1 %, 2 %, 5 %, 15 %, which cannot be said of every higher "
+        f"ratio: {why}{', 50 %' if how != 'worse' else '; nothing can be said of 50 %'}."
+    )
+    assert said(map(inconclusive, rows)) == []
+
+
+def test_what_no_ratio_reaches_is_said_with_what_is_not_known(budget_study):
+    results = read_results(budget_study)
+    lost = [replace(row, mean_fidelity=Estimate(0.9, 0.7, 0.95, 8, "")) for row in topk(results)]
+    assert budget_sentences(replace(results, rows=(*lost[:5], inconclusive(lost[5]), lost[6]))) == [
+        "token-topk: at no conclusive ratio of this study do all answers equal full prefill's; at 50 % fidelity is "
+        "90.0 % (70.0-95.0); nothing can be said of 20 %."
+    ]
 
 
 def test_a_policy_that_runs_once_stands_once(budget_study):
@@ -329,3 +369,57 @@ def test_an_empty_study_is_inconclusive(budget_study):
     assert results.exit_code == 4
     assert "1-percent: not replayed yet" in words(results)
     assert TRACE.source in words(results)
+
+
+def killed_before_its_summary(cell):
+    for name in ("comparisons", "summary"):
+        (cell / f"{name}.parquet").unlink()
+
+
+def cut_off(cell):
+    manifest = cell / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:300])
+
+
+def emptied(cell):
+    (cell / "manifest.json").write_bytes(b"")
+
+
+def of_other_types(cell):
+    manifest = cell / "manifest.json"
+    manifest.write_bytes(orjson.dumps(orjson.loads(manifest.read_bytes()) | {"arms": 5, "trace": None}))
+
+
+def without_observations_of_an_arm(cell):
+    next((cell / "observations").iterdir()).write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (killed_before_its_summary, "comparisons.parquet is missing"),
+        (cut_off, "manifest.json is damaged"),
+        (emptied, "manifest.json is damaged"),
+        (of_other_types, "manifest.json was changed"),
+        (without_observations_of_an_arm, "is empty"),
+    ],
+)
+def test_a_cell_that_cannot_be_read_is_missing_and_named_and_the_others_are_reported(
+    budget_study, tmp_path, damage, why
+):
+    study = shutil.copytree(budget_study, tmp_path / "s")
+    whole = read_results(study)
+    damage(study / "cells" / "5-percent")
+
+    results = read_results(study)
+
+    assert (results.missing, results.exit_code) == (("5-percent",), 4)
+    assert [row.cell.name for row in results.rows] == [
+        row.cell.name for row in whole.rows if row.cell.name != "5-percent"
+    ]
+    assert why in results.unreadable["5-percent"]
+    said = words(results)
+    assert "Study: inconclusive (1 cell missing of 7 cells; exit code 4)" in said
+    assert "5-percent: left out, since it cannot be read: " in said
+    assert "not replayed yet" not in said
+    assert json.loads(text(results, "json"))["unreadable"] == results.unreadable

@@ -124,6 +124,64 @@ def test_a_frame_of_many_lines_gives_those_before_the_damage(tmp_path: Path, cod
     assert len(found) > 100
 
 
+class CountedReads(io.BytesIO):
+    taken = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        found = super().read(size)
+        self.taken += len(found)
+        return found
+
+
+LIKE_BEGINNINGS = {
+    "gzip": [
+        b"\x1f\x8b\x08",
+        b"\x1f\x8b\x08\x08" + b"name" * 3,
+        b"\x1f\x8b\x08\0\0\0\0\0\0\0" + b"\0\xff\xff\0\0",
+    ],
+    "zstd": [b"\x28\xb5\x2f\xfd", b"\x28\xb5\x2f\xfd\0\x58\0\0\x10", b"\x28\xb5\x2f\xfd\0\x58\x04\0\x10"],
+}
+
+
+@pytest.mark.parametrize(
+    ("codec", "garbage"), [(codec, garbage) for codec, all_of in LIKE_BEGINNINGS.items() for garbage in all_of]
+)
+def test_garbage_that_looks_like_beginnings_costs_reads_in_proportion_to_its_size(codec: str, garbage: bytes) -> None:
+    made, taken = frames(codec), []
+    for size in (100_000, 200_000):
+        data = b"".join([*made[:2], garbage * (size // len(garbage)), *made[2:]])
+        with CountedReads(data) as stream:
+            items = list(readable_lines(stream, codec))
+            taken.append(stream.taken / size)
+
+        assert items[:2] == LINES[:2]
+        assert any(isinstance(item, Lost) for item in items)
+    assert max(taken) < 400
+    assert taken[1] < 1.3 * taken[0]
+
+
+@pytest.mark.parametrize("times", [10, 10_000])
+def test_what_is_whole_is_found_behind_many_beginnings_of_gzip(times: int) -> None:
+    made = frames("gzip")
+
+    with io.BytesIO(b"".join([made[0], b"\x1f\x8b\x08" * times, *made[1:]])) as stream:
+        items = list(readable_lines(stream, "gzip"))
+
+    assert [item for item in items if isinstance(item, bytes)] == LINES
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_an_empty_frame_and_a_long_one_behind_damage_are_read(codec: str) -> None:
+    long = b'{"a": "' + bytes(range(48, 58)) * 50_000 + b'"}\n'
+    noise = orjson.dumps([hash((n, 3)) % 2**40 for n in range(60_000)]) + b"\n"
+    data = b"".join([CODECS[codec](LINES[0]), b"garbage", *map(CODECS[codec], (b"", long, noise, b""))])
+
+    with io.BytesIO(data) as stream:
+        items = list(readable_lines(stream, codec))
+
+    assert [item for item in items if isinstance(item, bytes)] == [LINES[0], long, noise]
+
+
 @given(
     st.sampled_from(sorted(CODECS)),
     st.integers(1, 5),

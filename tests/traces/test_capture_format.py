@@ -129,6 +129,7 @@ def test_prompts_whose_answers_broke_off_were_served_and_stay(file: Path, outcom
         ("failed", 500, "failed (status 500)"),
         ("failed", 200, "failed (an error in the answer)"),
         ("unreachable", None, "failed (the server was not reached)"),
+        ("complete", 307, "was redirected (status 307)"),
     ],
 )
 def test_exchanges_that_failed_are_left_out_and_counted(

@@ -117,7 +117,7 @@ def test_text_parts_are_joined(file: Path) -> None:
         ({"messages": []}, "has no messages", "the request"),
         ({"messages": [{"role": "user", "content": ""}]}, "has no text", "the request"),
         ({"other": "hello"}, "has no messages", "the request"),
-        ({"messages": [USER], "id": "first"}, "has an id that came before", "first in line 1"),
+        ({"messages": [USER], "id": "first"}, "has an id and a prompt that came before", "first in line 1"),
         (
             {"messages": [USER], "max_tokens": 0},
             "has a 'max_tokens' that is not a whole number from 1 on",

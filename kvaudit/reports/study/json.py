@@ -38,6 +38,7 @@ def as_data(results: StudyResults) -> dict[str, Any]:
         "exit_code": results.exit_code,
         "headline": headline(results),
         "missing": list(results.missing),
+        "unreadable": dict(results.unreadable),
         "failed": [failure._asdict() for failure in results.failed],
         "rows": [_row(row, standing) for row, standing in zip(results.rows, results.standing, strict=True)],
         "explained": [

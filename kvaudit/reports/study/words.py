@@ -110,9 +110,15 @@ def doubts(results: StudyResults) -> list[str]:
             f"{failure.cell}: policy {failure.policy} failed: {failure.why}; the same command tries it again"
             for failure in results.failed
         ),
-        *(f"{name}: not replayed yet; the same command goes on" for name in results.missing),
+        *(f"{name}: {_missing_because(name, results)}" for name in results.missing),
         *(f"{where(row, results)}: {' '.join(map(reason_sentence, row.reasons))}" for row in results.doubtful),
     ]
+
+
+def _missing_because(name: str, results: StudyResults) -> str:
+    if name in results.unreadable:
+        return f"left out, since it cannot be read: {results.unreadable[name]}"
+    return "not replayed yet; the same command goes on"
 
 
 def where(row: Row, results: StudyResults) -> str:
@@ -167,35 +173,57 @@ def plain_percent(estimate: Estimate | None) -> str:
 
 
 def budget_sentences(results: StudyResults) -> list[str]:
-    """For each policy with several ratios, from which on no answer differed from full prefill's, a sentence."""
+    """For each policy with several ratios, from which on no answer differed from full prefill's, a sentence.
+
+    That is claimed of a ratio only where each higher one of the study was run, is conclusive, and shows it too.
+    """
     sentences = []
     for policy in dict.fromkeys(row.policy for row in results.rows):
-        mine = sorted((row for row in results.rows if row.policy == policy), key=lambda row: row.cell.recompute_ratio)
-        known = [row for row in mine if row.mean_fidelity is not None and not row.finding.reasons]
-        if known and len(mine) > 1:
-            sentences.append(f"{policy}: {_reaches_full(known)}.")
+        ratios = sorted(cell.recompute_ratio for cell in results.cells if policy in cell.policies)
+        known = {row.cell.recompute_ratio: row for row in results.rows if row.policy == policy and _is_known(row)}
+        if known and len(ratios) > 1:
+            sentences.append(f"{policy}: {_reaches_full(known, ratios)}.")
     return sentences
 
 
-def _reaches_full(rows: Sequence[Row]) -> str:
-    full: Row | None = None
-    for row in reversed(rows):
-        if row.mean_fidelity is None or row.mean_fidelity.value < 1:
-            break
-        full = row
-    last = rows[-1]
-    if full is None:
-        return (
-            f"at no ratio of this study do all answers equal full prefill's; at {_ratio_of(last)} fidelity is "
-            f"{share(last.mean_fidelity)}"
-        )
-    low = full.mean_fidelity.low if full.mean_fidelity else None
-    bound = "" if low is None else f", which leaves fidelities from {percent(low)} on possible"
-    return f"from {_ratio_of(full)} on every answer equals full prefill's{bound}"
+def _is_known(row: Row) -> bool:
+    return row.mean_fidelity is not None and not row.finding.reasons
 
 
-def _ratio_of(row: Row) -> str:
-    return value_text(RATIO, row.cell.recompute_ratio)
+def _reaches_full(known: Mapping[float, Row], ratios: Sequence[float]) -> str:
+    """`ratios`, ascending, are those that the study has for a policy; `known` are its conclusive rows, by ratio."""
+    equal = [ratio for ratio in ratios if ratio in known and not _is_lost(known[ratio])]
+    lost = [ratio for ratio in ratios if ratio in known and _is_lost(known[ratio])]
+    untold = [ratio for ratio in ratios if ratio not in known]
+    full = [ratio for ratio in equal if ratio > max([*lost, *untold], default=-1.0)]
+    if full:
+        fidelity = known[full[0]].mean_fidelity
+        low = None if fidelity is None else fidelity.low
+        bound = "" if low is None else f", which leaves fidelities from {percent(low)} on possible"
+        return f"from {_ratio_text(full[0])} on every answer equals full prefill's{bound}"
+    lowest = min(equal, default=-1.0)
+    lost, untold = ([ratio for ratio in ratios if ratio > lowest] for ratios in (lost, untold))
+    told = [f"at {_ratio_text(lost[-1])} fidelity is {share(known[lost[-1]].mean_fidelity)}"] if lost else []
+    told += [f"nothing can be said of {_ratio_texts(untold)}"] if untold else []
+    if not equal:
+        which = "no conclusive ratio" if untold else "no ratio"
+        return f"at {which} of this study do all answers equal full prefill's; {'; '.join(told)}"
+    return (
+        f"every answer equals full prefill's at {_ratio_texts(equal)}, which cannot be said of every higher ratio: "
+        f"{'; '.join(told)}"
+    )
+
+
+def _is_lost(row: Row) -> bool:
+    return row.mean_fidelity is None or row.mean_fidelity.value < 1
+
+
+def _ratio_text(ratio: float) -> str:
+    return value_text(RATIO, ratio)
+
+
+def _ratio_texts(ratios: Sequence[float]) -> str:
+    return ", ".join(map(_ratio_text, ratios))
 
 
 def explained_sentence(explained: Explained) -> str:

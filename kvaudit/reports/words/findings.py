@@ -8,6 +8,7 @@ from types import MappingProxyType
 from kvaudit.analysis.checks import Reason, ReasonCode
 from kvaudit.analysis.figures import Figure, select
 from kvaudit.analysis.findings import Finding
+from kvaudit.analysis.reproduction import IMMATERIAL
 from kvaudit.reports.escape import visible
 from kvaudit.reports.words.numbers import MOST_NAMES, counted, in_blocks, interval, names, p_value, percent
 
@@ -56,10 +57,9 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
             "otherwise."
         ),
         "within-rounding": lambda r: (
-            "Rounding decides which tokens are recomputed in the orders that differ"
+            "Rounding decides which tokens are recomputed in every order that differs"
             + (f", and {_of(r)} answers change where signals are rounded otherwise" if r.count else "")
-            + ": that may explain what changed with the order"
-            + ("." if r.limit is None else f" (p = {p_value(r.limit)}).")
+            + ": that may explain what changed with the order."
         ),
         "nothing-reused": lambda r: "Nothing was reused in any order: there was no history to be sensitive to.",
         "reuse-unknown": lambda r: "The engine did not say whether any cached token was reused.",
@@ -150,12 +150,15 @@ def _rounding(finding: Finding) -> str:
         f"On {finding.rounding_decided:,} of {counted(finding.rounding_served, 'request')} served, rounding chose a "
         "recomputed token"
     )
+    if not finding.rounding_matters:
+        return (
+            f"{sentence}. That does not matter here: rounded otherwise, no answer changes, nor its log-probability by "
+            f"more than {IMMATERIAL:g} nats."
+        )
     if finding.rounding_compared:
         sentence += f"; rounded otherwise, {finding.rounding_losses:,} of {finding.rounding_compared:,} answers change"
     if finding.seen == "history-sensitive" and finding.flipped_untouched:
         sentence += f"; {counted(finding.flipped_untouched, 'request')} changed between orders that it had not touched"
-    elif finding.seen == "history-sensitive" and finding.chance_of_rounding is not None:
-        sentence += f", fewer than with the order (p = {p_value(finding.chance_of_rounding)})"
     return f"{sentence}. Another device or number of threads may give other answers."
 
 
@@ -175,5 +178,6 @@ def _own_error(finding: Finding) -> str:
             f"{head} {finding.own_losses:,} of {finding.reset_compared:,} answers still differ from full prefill's: so "
             f"much is the {OWN_ERROR}."
         )
-    history = ": what is lost in the orders is history" if finding.seen == "history-sensitive" else ""
+    where = "orders that rounding did not touch" if finding.touched else "orders"
+    history = f": what is lost in the {where} is history" if finding.seen == "history-sensitive" else ""
     return f"{head} all {finding.reset_compared:,} answers equal full prefill's{history}."

@@ -24,6 +24,8 @@ def gate_sentence(result: GateResult) -> str:
         return f"{value}, but the baseline did not replay every order of this run alike."
     if result.why == "noise-possible":
         return f"{value}, but so few requests changed that run-to-run variation is not ruled out."
+    if result.why == "rounding-possible":
+        return f"{value}, but how signals are rounded may explain it, or may break the limit."
     if result.why == "broken":
         return f"{value} on {counted(result.n, 'request')}, and the whole 95 % interval is beyond the limit."
     side = "upper" if result.gate in _UPWARD else "lower"
