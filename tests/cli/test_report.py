@@ -36,7 +36,7 @@ def _eighty_columns(monkeypatch):
 def written(path: Path, built: BuiltRun) -> Path:
     """A run folder with the observations of a run in memory; its unfinished arms are left out.
 
-    A rounding control that the run has not is finished with its order's own answers.
+    A rounding control that the run has not is finished with its order's own answers: rounding decides nothing.
     """
     requests = len(built.table("requests"))
     policies = [arm.policy for arm in built.planned if arm.policy != "full-prefill"]
@@ -51,7 +51,7 @@ def written(path: Path, built: BuiltRun) -> Path:
         for arm in plan.arms:
             measured = arm.arm_id.removesuffix(".rounding")
             if measured in finished:
-                own = {"arm_id": arm.arm_id, "control": arm.control}
+                own = {"arm_id": arm.arm_id, "control": arm.control, "rounding_tokens": 0}
                 with folder.arm(arm) as parts:
                     parts.add("observations", [row | own for row in rows if row["arm_id"] == measured])
     return path
