@@ -9,6 +9,7 @@ from kvaudit.engines.scripted import open_engine
 from kvaudit.errors import EngineError, PolicyError, RunError, UsageError
 from kvaudit.policies.bounds import RecomputeAll
 from kvaudit.policies.controls import TokenRuns
+from kvaudit.policies.rounding import watched
 from kvaudit.records import CacheState, Reference
 from kvaudit.replay import Silent
 from kvaudit.store import open_run
@@ -251,14 +252,17 @@ def test_a_policy_that_cannot_be_made_for_a_later_arm_is_named_and_finished_arms
 
 
 def test_every_arm_has_a_new_policy_made_from_the_same_parameters(tmp_path, monkeypatch):
-    asked = {}
-    select = TokenRuns.select
-    monkeypatch.setattr(
-        TokenRuns, "select", lambda self, context: (asked.setdefault(id(self), self), select(self, context))[1]
-    )
+    made = []
+
+    def watching(policy, *, follow):
+        made.append(policy)
+        return watched(policy, follow=follow)
+
+    monkeypatch.setattr("kvaudit.replay.watched", watching)
     run = run_scripted(tmp_path / "run", TRACE, policies=("token-runs:m=2", "token-runs"), orders=2)
     assert {arm.policy for arm in run.arms()} == {"full-prefill", "token-runs:m=2", "token-runs"}
-    assert [policy.m for policy in asked.values()] == [2] * 5 + [TokenRuns().m] * 5, "reset arms reuse nothing"
+    assert [policy.m for policy in made] == [2] * 6 + [TokenRuns().m] * 6
+    assert len({id(policy) for policy in made}) == 12
 
 
 def test_the_first_engine_is_gone_before_the_second_opens(tmp_path):
