@@ -164,11 +164,11 @@ class Exchange:
             return None, _lossless(raw)
         if not proper:
             self._note("the request is no proper JSON (NaN, a lone surrogate or the like), and was read leniently")
-        drops = secrets.take_from_dropped(text)
+        named = secrets.take_from_dropped(text)
         found = secrets.take_from(body) or secrets.are_in(text)
         if found:
             self._note("credentials were removed from the request")
-        unsafe = drops and bool(secrets)
+        unsafe = named or (found and secrets.take_from_dropped(text))
         if not found and not unsafe:
             return body, _lossless(raw)
         clean = secrets.removed(text)

@@ -89,11 +89,10 @@ class Secrets:
         return self.replace(body) or found
 
     def take_from_dropped(self, text: str) -> bool:
-        """Learn the credentials of what JSON drops where an object has equal names. Whether it drops anything."""
+        """Learn the credentials of what JSON drops where an object has equal names. Whether it may drop any."""
         dropped = _dropped(text)
-        if dropped:
-            self._take_fields(dropped)
-        return dropped is None or bool(dropped)
+        named = self._take_fields(dropped) if dropped else False
+        return named or (dropped != [] and bool(self))
 
     def take_from_damaged(self, text: str) -> bool:
         """Learn the credentials of a body that nobody can parse. Whether it may hold any."""

@@ -136,6 +136,21 @@ def test_what_an_equal_name_drops_is_kept_nowhere(raw: str) -> None:
     assert exchange["request_raw"] is None
 
 
+def test_a_short_value_that_an_equal_name_drops_is_not_in_the_raw_text_either() -> None:
+    exchange = recorded(b'{"api_key": "hunter2", "api_key": null, "messages": []}')
+
+    assert exchange["request_raw"] is None
+    assert "hunter2" not in said(exchange)
+
+
+def test_a_key_that_is_escaped_whole_is_taken_out_of_the_raw_text() -> None:
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in KEY)
+    exchange = recorded(f'{{"messages": ["{escaped}"]}}'.encode(), [(b"authorization", f"Bearer {KEY}".encode())])
+
+    assert KEY not in said(exchange)
+    assert escaped not in (exchange["request_raw"] or "")
+
+
 def test_equal_names_without_credentials_are_kept_as_they_came() -> None:
     raw = b'{"model": "a", "model": "b", "messages": []}'
 
