@@ -212,6 +212,21 @@ def test_a_copy_of_a_cell_that_cannot_be_told_is_left_out_with_it(copied_study):
     assert results.explained[0].deviance.cannot == "every answer showed it in every cell"
 
 
+def test_what_rounding_alone_makes_doubtful_is_lost_under_its_switches_all_the_same(copied_study):
+    def explained(code):
+        rows = [
+            replace(row, finding=replace(row.finding, reasons=(Reason(code, 1, 4),)))
+            if row.cell.name == "any.isolated"
+            else row
+            for row in copied_study.rows
+        ]
+        results = study_results(copied_study.described, [CellResults(row.cell, (row,), 0) for row in rows])
+        return results.explained[0].deviance
+
+    assert explained("within-rounding") == copied_study.explained[0].deviance
+    assert explained("repeat-differs") != copied_study.explained[0].deviance
+
+
 def test_the_frontier_is_starred_and_the_beaten_are_not(gap_study):
     results = read_results(gap_study)
     for row, standing in zip(results.rows, results.standing, strict=True):
