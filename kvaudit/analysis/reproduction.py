@@ -39,20 +39,20 @@ def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
 def rounding_matters(grid: Grid, policy: str) -> bool:
     """Whether what rounding chooses may change what the policy's requests are answered.
 
-    It does not where the rounding controls show so: rounding chose tokens there, no answer changed, and none of the
-    reference answers became likelier or less likely by more than `IMMATERIAL`. Tokens whose cached KV is right change
-    nothing when they are recomputed rightly. Without such evidence it may.
+    It does not where the rounding controls show so: no answer of them changed, none of the reference answers became
+    likelier or less likely by more than `IMMATERIAL`, and rounding chose tokens on as many requests of one as of any
+    order without a control. Tokens whose cached KV is right change nothing when they are recomputed rightly.
     """
-    shown = False
+    decided = {arm: decided_by_rounding(grid, arm)[0] for arm in grid.find(policy)}
+    shown = 0
     for control in grid.find(policy, "rounding"):
-        if not (grid.column("rounding_tokens", control) > 0).any():
-            continue
         for order in grid.find(policy, order=grid.arms[control].order):
             moved = np.abs(grid.column("reference_logprob", control) - grid.column("reference_logprob", order))
             if (agreement(grid, order, control) != EQUAL).any() or not (moved <= IMMATERIAL).all():
                 return True
-            shown = True
-    return not shown
+            shown = max(shown, decided_by_rounding(grid, control)[0])
+            decided.pop(order, None)
+    return not shown or shown < max(decided.values(), default=0)
 
 
 def touched_by_rounding(grid: Grid, arm: int) -> Flags:

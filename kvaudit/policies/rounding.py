@@ -14,6 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
+from kvaudit.errors import PolicyError
 from kvaudit.policies import (
     BudgetContext,
     ChunkAttention,
@@ -59,18 +60,39 @@ class Watched(Policy):
         return None if schedule is None else list(schedule)
 
     def select(self, context: SelectionContext) -> Positions:
-        before, luck = deepcopy((self._policy, context.rng))
+        before, luck = _copied(self._policy), deepcopy(context.rng)
         shown = checked_selection(self._policy, context)
         began = perf_counter()
         others = []
         for signals in _roundings(replace(context, rng=luck), 1 if "output-kl" in self.needs else DRAWS):
-            policy, rng = deepcopy((before, luck))
-            others.append(checked_selection(policy, replace(context, signals=signals, rng=rng)))
+            policy = _copied(before)
+            others.append(_asked_again(policy, replace(context, signals=signals, rng=deepcopy(luck))))
             if self._follow and len(others) == 1:
                 self._policy = policy
         self.decided += max(len(np.setdiff1d(shown, other)) for other in others)
         self.untimed_seconds += perf_counter() - began
         return others[0] if self._follow else shown
+
+
+def _copied(policy: Policy) -> Policy:
+    """A copy, so that what a policy remembers within a request is each question's own; itself where it holds what
+    cannot be copied (a lock, an open file)."""
+    try:
+        return deepcopy(policy)
+    except Exception:
+        return policy
+
+
+def _asked_again(policy: Policy, context: SelectionContext) -> Positions:
+    """Its selection. Raises PolicyError that says that it was asked again: the first answer was right."""
+    try:
+        return checked_selection(policy, context)
+    except Exception as error:
+        told = error.message if isinstance(error, PolicyError) else f"{type(error).__name__}: {error}"
+        raise PolicyError(
+            f"policy {policy.name!r}, asked again with its signals rounded otherwise: {told}",
+            "what it does must not hang on how a signal is rounded",
+        ) from error
 
 
 def watched(policy: Policy, *, follow: bool) -> Watched:

@@ -460,6 +460,19 @@ def test_rounding_that_changes_nothing_does_not_matter():
     assert material.seen == "inconclusive"
 
 
+def test_orders_that_rounding_touched_more_than_any_control_prove_nothing():
+    lines = full_prefill(WORDS) + arm_lines(
+        "p", {"chronological": WORDS, "reversed": WORDS, "shuffle-1": FLIPPED}, WORDS, WORDS
+    )
+
+    def decided(planned, index):
+        most = {"shuffle-1": 4, "reversed": 1}.get(planned.order, 0)
+        return {"rounding_tokens": int(index < most)}
+
+    found = finding(run(f"{lines}\np reversed rounding : {WORDS}", columns=decided))
+    assert (found.rounding_matters, found.touched) == (True, ("reversed", "shuffle-1"))
+
+
 def test_what_rounding_may_explain_breaks_no_limit():
     built = touched(FLIPPED, WORDS)
     assert reasons(built).keys() == {"within-rounding"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import ClassVar
 
@@ -157,6 +158,27 @@ def test_state_within_a_request_is_each_question_s_own():
     policy.select(context([1, 2, 3], 1))
     with pytest.raises(IndexError):
         policy.select(context([1, 2, 3], 1))
+
+
+def test_a_policy_that_cannot_be_copied_is_asked_itself():
+    class Locked(TokenTopK):
+        def __init__(self):
+            object.__setattr__(self, "lock", threading.Lock())
+
+    policy = watched(Locked(), follow=False)
+    assert policy.select(context([NEAR, 0, 2 * NEAR, 0, 0, 0, 0, 0], 1)).tolist() == [2]
+    assert policy.decided == 1
+
+
+def test_what_fails_only_when_it_is_asked_again_says_so():
+    class Brittle(Policy):
+        name = "brittle"
+
+        def select(self, context):
+            return context.positions[[{0.0: 0, 1.0: 0}[float(context.deviation[0])]]]
+
+    with pytest.raises(PolicyError, match="'brittle', asked again with its signals rounded otherwise: KeyError"):
+        watched(Brittle(), follow=False).select(context([1, 2, 3], 1))
 
 
 def test_two_names_of_one_signal_are_rounded_alike():

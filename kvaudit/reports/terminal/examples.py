@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kvaudit.analysis.examples import Answer, Example, Origin
+from kvaudit.analysis.examples import Example, Origin
 from kvaudit.reports.escape import excerpt, first_difference, visible
 from kvaudit.reports.terminal.layout import heading, sentences
-from kvaudit.reports.words.examples import context_sentence
-from kvaudit.reports.words.numbers import counted, names, number
+from kvaudit.reports.words.examples import answer_facts, context_sentence
+from kvaudit.reports.words.numbers import counted, names
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
@@ -46,25 +46,12 @@ def _example(example: Example) -> Iterator[RenderableType]:
     split = first_difference(example.reference_text or "", worst.text or "")
     both.add_row(_cell(example.reference_text, split), _cell(worst.text, split))
     yield Padding(both, (0, 0, 0, 2))
-    yield from sentences([*_difference(example, worst), *_origins(example)])
+    facts = answer_facts(worst, len(example.answers) - 1)
+    yield from sentences([*filter(None, [facts]), *_origins(example)])
 
 
 def _cell(text: str | None, around: int) -> Text:
     return Text("(no text)" if text is None else excerpt(text, around))
-
-
-def _difference(example: Example, worst: Answer) -> list[str]:
-    facts = []
-    if worst.edit_distance is not None:
-        facts.append(f"edit distance {worst.edit_distance:,}")
-    if worst.first_difference is not None:
-        facts.append(f"first difference at token {worst.first_difference}")
-    if worst.margin is not None:
-        facts.append(f"margin of the two best logits there {number(worst.margin)}")
-    if len(example.answers) > 1:
-        facts.append(f"{counted(len(example.answers) - 1, 'further answer')} in other orders")
-    line = ", ".join(facts)
-    return [f"{line[0].upper()}{line[1:]}."] if facts else []
 
 
 def _origins(example: Example) -> list[str]:

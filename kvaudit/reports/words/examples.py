@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from kvaudit.analysis.examples import Answer, Example
 
 
-def answer_facts(answer: Answer) -> str:
-    """How an answer differs from full prefill's, in one sentence; nothing where that was not measured."""
+def answer_facts(answer: Answer, further: int = 0) -> str:
+    """How an answer differs from full prefill's, in one sentence; nothing where that was not measured. `further`: how
+    many more answers differ, in other orders."""
     facts = []
     if answer.edit_distance is not None:
         facts.append(f"edit distance {answer.edit_distance:,}")
@@ -20,6 +21,8 @@ def answer_facts(answer: Answer) -> str:
         facts.append(f"first difference at token {answer.first_difference}")
     if answer.margin is not None:
         facts.append(f"margin of the two best logits there {number(answer.margin)}")
+    if further:
+        facts.append(f"{counted(further, 'further answer')} in other orders")
     line = ", ".join(facts)
     return f"{line[0].upper()}{line[1:]}." if facts else ""
 
