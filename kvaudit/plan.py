@@ -11,20 +11,26 @@ from kvaudit.engines import EngineSettings, check_switches
 from kvaudit.errors import UsageError
 from kvaudit.orders import make_orders
 from kvaudit.plugins import find
+from kvaudit.policies.as_served import AsServed
 from kvaudit.policy_specs import PolicySpec, read_policies
-from kvaudit.records import FULL_PREFILL, Arm, Order
+from kvaudit.records import AS_SERVED, FULL_PREFILL, Arm, Order
 
 DEFAULT_POLICIES = ("token-topk", "document-aligned")
+_BLACK_BOX_SETTINGS = ("model", "seed", "options")
+"""All others say how an engine computes, which a black box decides by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`specs` are the policies, each with everything that is needed to make it."""
+    """`specs` are the policies, each with everything that is needed to make it; of an engine that takes none
+    (`black_box`), what stands in their place.
+    """
 
     engine: str
     settings: EngineSettings
     specs: tuple[PolicySpec, ...]
     orders: tuple[Order, ...]
+    black_box: bool = False
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -47,9 +53,10 @@ class Plan:
 
     def as_data(self) -> dict[str, Any]:
         """Everything that answers depend on beside the trace, JSON-ready."""
+        settings = asdict(self.settings)
         return {
             "engine": self.engine,
-            **asdict(self.settings),
+            **{name: settings[name] for name in (_BLACK_BOX_SETTINGS if self.black_box else settings)},
             "policies": list(self.policies),
             "policy_sources": self.policy_sources,
             "orders": len(self.orders),
@@ -72,9 +79,16 @@ def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Se
     Raises UsageError for unknown names and for settings that cannot work, and PluginError for what cannot be loaded,
     before any model is.
     """
-    find("engines", engine)
+    black_box = not find("engines", engine).policies
     if FULL_PREFILL in policies:
         raise UsageError(f"{FULL_PREFILL!r} is what every policy is compared with", "it always runs: leave it out")
+    if tuple(policies) == (AS_SERVED,) or (black_box and not policies):
+        return Plan(engine, settings, (_as_served(),), make_orders(requests, orders, settings.seed), black_box=True)
+    if black_box:
+        raise UsageError(
+            f"engine {engine!r} takes no recomputation policy ({', '.join(policies)}): it is audited as it is",
+            "leave --policy out",
+        )
     specs = read_policies(policies or DEFAULT_POLICIES)
     ratio = settings.recompute_ratio
     if not (math.isfinite(ratio) and 0 < ratio <= 1):
@@ -89,3 +103,8 @@ def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Se
     if capacity is not None and capacity <= 0:
         raise UsageError(f"the cache capacity is {capacity} bytes", "give a size such as 512MiB")
     return Plan(engine, settings, specs, make_orders(requests, orders, settings.seed))
+
+
+def _as_served() -> PolicySpec:
+    target = f"{AsServed.__module__}:{AsServed.__qualname__}"
+    return PolicySpec(AS_SERVED, AS_SERVED, target, AsServed, (), {}, None)

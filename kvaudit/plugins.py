@@ -23,6 +23,7 @@ want of code. control: no paper has it; it makes the others meaningful."""
 class Plugin:
     """`target` is `module:attribute`; `summary` the one line that listings show; `needs` what it needs to work.
 
+    `policies`: whether an engine takes recomputation policies.
     `suffix`: how the files of a report end, `/` for a report that is a folder. `standing`: how closely a policy follows
     what was published, `source` where that stands.
     """
@@ -34,6 +35,7 @@ class Plugin:
     suffix: str = ""
     standing: Standing | None = None
     source: str = ""
+    policies: bool = True
 
 
 def _table(*plugins: Plugin) -> Mapping[str, Plugin]:
@@ -204,6 +206,13 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 "kvaudit.engines.embedded:open_engine",
                 "kvaudit's own selective recomputation in torch, on the CPU or CUDA (the default)",
                 "Llama, Mistral, Qwen2 or Qwen3 weights",
+            ),
+            Plugin(
+                "server",
+                "kvaudit.engines.server:open_engine",
+                "whatever answers behind an OpenAI-compatible URL, as it is: vLLM, SGLang, LMCache, llama.cpp, hosted",
+                "--base-url, --model and a way to empty its cache (--reset)",
+                policies=False,
             ),
             Plugin("scripted", "kvaudit.engines.scripted:open_engine", "for tests: planted faults", "nothing"),
         ),

@@ -20,6 +20,9 @@ REPRODUCTIONS: frozenset[Control] = frozenset({"repeat", "rounding"})
 Part = Literal["prelude", "request"]
 
 FULL_PREFILL = "full-prefill"
+AS_SERVED = "as-served"
+"""The one arm family of an engine that takes no recomputation policy: its cache in use, whatever it does with it."""
+
 CHRONOLOGICAL = "chronological"
 REVERSED = "reversed"
 DEFAULT_MAX_TOKENS = 16
@@ -58,7 +61,8 @@ class Request:
 
     With `chat`, segments make up messages (`message_spans`) and the model's own chat template is put around these.
     `expected` is the right answer where the trace knows one. `limited` is false where the trace sets no limit and
-    `max_tokens` is kvaudit's. `line` is where the trace file holds it.
+    `max_tokens` is kvaudit's. `line` is where the trace file holds it. `extra` is a JSON object, as text, of the fields
+    of the request's body that only its server understands; empty where there are none.
     """
 
     request_id: str
@@ -73,6 +77,7 @@ class Request:
     timestamp: float | None = None
     limited: bool = True
     line: int | None = None
+    extra: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,34 @@ class PromptSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class Wording:
+    """A prompt as a server is asked for it: the (role, content) messages of a chat, or a text, or token ids.
+
+    `extra` as in `Request`.
+    """
+
+    messages: tuple[tuple[str, str], ...] = ()
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    extra: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """What an engine is given: token ids, tiled by segments."""
+    """What an engine is given: token ids, tiled by segments.
+
+    An engine without a tokenizer of ours is given the `wording`; segments then tile the bytes of its text in UTF-8, and
+    `token_ids` are empty unless the trace carries them.
+    """
 
     token_ids: tuple[int, ...]
     segments: tuple[PromptSegment, ...]
+    wording: Wording | None = None
+
+    @property
+    def length(self) -> int:
+        """In tokens, or in bytes where only the wording is known."""
+        return self.segments[-1].end
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +262,7 @@ class Served:
     """What an engine says about one prompt that it served. Times in milliseconds, None where unknown.
 
     `total_ms` is None too where the answer was checked in one pass in place of decoding it step by step.
+    `attempts`: how often a request had to be sent to a server; None where nothing is sent.
 
     `reused_tokens` were loaded from entries that existed before this prompt came; `reusable_tokens` is N, what the
     policy could choose from; `recomputed_tokens` is how many of them it chose (of a selection that narrows,
@@ -249,10 +278,10 @@ class Served:
     prompt_tokens: int
     ttft_ms: float | None = None
     total_ms: float | None = None
-    reused_tokens: int = 0
-    reusable_tokens: int = 0
-    recomputed_tokens: int = 0
-    budget_k: int = 0
+    reused_tokens: int | None = 0
+    reusable_tokens: int | None = 0
+    recomputed_tokens: int | None = 0
+    budget_k: int | None = 0
     selection: Selection | None = None
     provenance: tuple[Provenance, ...] = ()
     writes: tuple[Write, ...] = ()
@@ -261,11 +290,15 @@ class Served:
     reference_logprob: float | None = None
     margin: float | None = None
     reference: Reference | None = None
+    attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """What an engine reports of its cache. None where it cannot say."""
+    """What an engine reports of its cache. None where it cannot say.
+
+    Of a server that only a probe can ask, `entries` is 1 where the probe found itself in the cache, else 0.
+    """
 
     entries: int | None
     size_bytes: int | None

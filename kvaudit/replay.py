@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Protocol
 
-from kvaudit.engines import Engine
+from kvaudit.engines import Engine, description
 from kvaudit.errors import EngineError, KvauditError, PolicyError, UsageError
 from kvaudit.plan import Plan
 from kvaudit.policies import Policy
 from kvaudit.policies.rounding import Watched, is_watched, watched
 from kvaudit.prompts import Prompts
-from kvaudit.records import FULL_PREFILL, Arm, CacheState, Reference, Request, Sampling, Trace
+from kvaudit.records import AS_SERVED, FULL_PREFILL, Arm, Reference, Request, Sampling, Trace
 from kvaudit.rows import (
     Exchange,
     Row,
@@ -30,6 +32,7 @@ from kvaudit.rows import (
 from kvaudit.store import RunFolder
 from kvaudit.store.references import References
 from kvaudit.store.writing import PartFiles
+from kvaudit.wordings import Wordings
 
 _REQUEST_ROWS_AT_ONCE = 256
 
@@ -72,11 +75,13 @@ def replay(
         for number, arm in arms:
             if replayer is None:
                 engine = _opened(open_engine, plan, opened)
+                described = description(engine)
                 replayer = _Replayer(trace, plan, store, progress, _prepared(trace, plan, store, engine))
             elif arm.policy == FULL_PREFILL and arm.control == "repeat":
                 opened.close()
                 del engine  # the next one must not stand in memory beside it
                 engine = _opened(open_engine, plan, opened)
+                _check_same(described, description(engine))
             progress.arm(arm.arm_id, number, planned)
             replayer.run(arm, engine)
     store.finish()
@@ -93,17 +98,31 @@ def _opened(open_engine: Callable[[], Engine], plan: Plan, stack: ExitStack) -> 
     return engine
 
 
-def _prepared(trace: Trace, plan: Plan, store: RunFolder, engine: Engine) -> Prompts:
+def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Refuse an engine that is another than it was when it was opened first."""
+    changed = [name for name in before if now.get(name) != before[name]]
+    if changed:
+        told = ", ".join(f"{name} was {before[name]}, is {now.get(name)}" for name in changed)
+        raise EngineError(f"the engine is not what it was when the replay began: {told}", "make it as it was")
+
+
+def _prepared(trace: Trace, plan: Plan, store: RunFolder, engine: Engine) -> Prompts | Wordings:
     """Refuse what cannot work, then make the folder ready and write the trace's prompts into it."""
-    if not engine.capabilities.policies:
+    if not engine.capabilities.policies and plan.policies != (AS_SERVED,):
         raise UsageError(
             f"engine {plan.engine!r} takes no recomputation policy ({', '.join(plan.policies)})",
-            "take an engine that does: `kvaudit engines` lists what each can do",
+            f"leave --policy out, or give {AS_SERVED}; `kvaudit engines` lists what each engine can do",
+        )
+    if engine.capabilities.policies and AS_SERVED in plan.policies:
+        raise UsageError(
+            f"engine {plan.engine!r} takes policies, and {AS_SERVED} is none",
+            "give a policy: `kvaudit policies` lists them",
         )
     _check_signals(plan, engine)
-    prompts = Prompts(engine.tokenizer, engine.capabilities.vocabulary_size)
+    tokenizer = engine.tokenizer
+    prompts = Wordings() if tokenizer is None else Prompts(tokenizer, engine.capabilities.vocabulary_size)
     prompts.check(trace, engine.capabilities)
-    store.begin({**engine.describe(), "tokenizer_digest": engine.tokenizer.digest})
+    store.begin(description(engine))
     store.write_table("requests", _request_rows(trace, prompts))
     return prompts
 
@@ -121,7 +140,7 @@ def _check_signals(plan: Plan, engine: Engine) -> None:
             )
 
 
-def _request_rows(trace: Trace, prompts: Prompts) -> Iterator[Sequence[Row]]:
+def _request_rows(trace: Trace, prompts: Prompts | Wordings) -> Iterator[Sequence[Row]]:
     rows = (request_row(request, prompts.request(request)) for request in trace.requests)
     while batch := list(islice(rows, _REQUEST_ROWS_AT_ONCE)):
         yield batch
@@ -133,7 +152,7 @@ class _Replayer:
     plan: Plan
     store: RunFolder
     progress: Progress
-    prompts: Prompts
+    prompts: Prompts | Wordings
 
     @cached_property
     def references(self) -> References:
@@ -143,18 +162,13 @@ class _Replayer:
         policy = self._policy(arm)
         is_reference = policy is None and arm.control == "none"
         with self.store.arm(arm) as parts:
-            for position, ordinal in enumerate(arm.order.permutation):
-                request = self.trace.requests[ordinal]
-                reference = None if is_reference else self.references.reference(ordinal)
-                with _naming(arm, request):
-                    state = engine.reset() if position == 0 or arm.control == "reset" else None
-                    exchange = self._exchange(engine, request, policy, reference, state)
-                expected = None if is_reference else self.references.answer_ids(request.request_id)
+            for position, exchange in enumerate(self._exchanges(arm, engine, policy)):
+                expected = None if is_reference else self.references.answer_ids(exchange.request_id)
                 parts.add("observations", [observation_row(arm, self.plan.engine, position, exchange, expected)])
                 _record_details(parts, arm, exchange)
                 if is_reference:
                     answered = exchange.served.reference or Reference(exchange.served.answer_ids)
-                    parts.add("references", [reference_row(request.request_id, answered)])
+                    parts.add("references", [reference_row(exchange.request_id, answered)])
                 self.progress.served()
 
     def _policy(self, arm: Arm) -> Policy | None:
@@ -164,21 +178,40 @@ class _Replayer:
         follow = arm.control == "rounding"
         return watched(policy, follow=follow) if is_watched(policy, follow=follow) else policy
 
-    def _exchange(
-        self,
-        engine: Engine,
-        request: Request,
-        policy: Policy | None,
-        reference: Reference | None,
-        state: CacheState | None,
-    ) -> Exchange:
+    def _exchanges(self, arm: Arm, engine: Engine, policy: Policy | None) -> Iterator[Exchange]:
+        """The arm's exchanges in its order. As many are under way as the engine takes: the oldest is waited for."""
+        at_once = 1 if policy is None or arm.control == "reset" else engine.capabilities.concurrency
+        if at_once == 1:
+            for position, ordinal in enumerate(arm.order.permutation):
+                yield self._exchange(arm, engine, ordinal, policy, is_first=position == 0)
+            return
+        first, *others = arm.order.permutation
+        yield self._exchange(arm, engine, first, policy, is_first=True)
+        under_way = deque[Future[Exchange]]()
+        pool = ThreadPoolExecutor(at_once)
+        try:
+            for ordinal in others:
+                under_way.append(pool.submit(self._exchange, arm, engine, ordinal, policy, is_first=False))
+                if len(under_way) == at_once:
+                    yield under_way.popleft().result()
+            while under_way:
+                yield under_way.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _exchange(self, arm: Arm, engine: Engine, ordinal: int, policy: Policy | None, *, is_first: bool) -> Exchange:
         """A prelude is only served where a cache can remember it: full prefill neither reads nor writes one."""
+        request = self.trace.requests[ordinal]
         request_id = request.request_id
-        decided_before = policy.decided if isinstance(policy, Watched) else 0
-        prelude = () if policy is None else self.prompts.prelude(request)
-        before = tuple(engine.serve(request_id, "prelude", prompt, Sampling(0), policy) for prompt in prelude)
-        prompt, sampling = self.prompts.request(request), Sampling(request.max_tokens, request.stop)
-        served = engine.serve(request_id, "request", prompt, sampling, policy, reference)
+        is_reference = policy is None and arm.control == "none"
+        reference = None if is_reference else self.references.reference(ordinal)
+        with _naming(arm, request):
+            state = engine.reset() if is_first or arm.control == "reset" else None
+            decided_before = policy.decided if isinstance(policy, Watched) else 0
+            prelude = () if policy is None else self.prompts.prelude(request)
+            before = tuple(engine.serve(request_id, "prelude", prompt, Sampling(0), policy) for prompt in prelude)
+            prompt, sampling = self.prompts.request(request), Sampling(request.max_tokens, request.stop)
+            served = engine.serve(request_id, "request", prompt, sampling, policy, reference)
         return Exchange(
             request_id,
             before,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ def request_row(request: Request, prompt: Prompt) -> Row:
     return {
         "request_id": request.request_id,
         "ordinal": request.ordinal,
-        "prompt_tokens": len(prompt.token_ids),
+        "prompt_tokens": prompt.length,
         "segments": [
             {"kind": part.kind, "content_id": part.content_id, "start": part.start, "end": part.end}
             for part in prompt.segments
@@ -72,7 +72,7 @@ def observation_row(
         "reusable_tokens": served.reusable_tokens,
         "recomputed_tokens": served.recomputed_tokens,
         "budget_k": served.budget_k,
-        "prelude_reused_tokens": sum(part.reused_tokens for part in exchange.prelude) if exchange.prelude else None,
+        "prelude_reused_tokens": _total(part.reused_tokens for part in exchange.prelude),
         "first_reused_tokens": exchange.parts[0][1].reused_tokens,
         "cache_entries_before": exchange.cache_entries_before,
         "fragmentation": None if served.selection is None else len(served.selection.spans),
@@ -82,7 +82,14 @@ def observation_row(
         "first_difference": None if reference_answer is None else first_difference(served.answer_ids, reference_answer),
         "margin": served.margin,
         "rounding_tokens": exchange.rounding_tokens,
+        "attempts": served.attempts,
     }
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """None where there are none, or one is unknown."""
+    known = list(counts)
+    return None if not known or None in known else sum(count or 0 for count in known)
 
 
 def selection_row(arm_id: str, request_id: str, selection: Selection) -> Row:

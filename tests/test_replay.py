@@ -368,3 +368,19 @@ def test_a_policy_that_leaves_the_program_is_an_error_and_no_success(tmp_path, m
     monkeypatch.setattr(RecomputeAll, "select", leaves)
     with pytest.raises(EngineError, match=r"arm all.chronological, request 'r\d': SystemExit: 0"):
         run_scripted(tmp_path / "run", TRACE, policies=("all",))
+
+
+def test_an_engine_that_is_another_when_it_is_opened_again_is_refused(tmp_path):
+    """Between the two runs of full prefill it is opened anew: a server may have been changed meanwhile."""
+    versions = iter(["1.0", "2.0"])
+
+    class Versioned(Watched):
+        def __init__(self, settings):
+            super().__init__(settings, [])
+            self._version = next(versions)
+
+        def describe(self):
+            return {**self._engine.describe(), "version": self._version}
+
+    with pytest.raises(EngineError, match=r"not what it was when the replay began: version was 1\.0, is 2\.0"):
+        run_scripted(tmp_path / "run", TRACE, policies=("none",), orders=2, open_engine=Versioned)

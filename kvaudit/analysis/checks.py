@@ -10,6 +10,7 @@ import numpy as np
 
 from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
 from kvaudit.analysis.figures import empty_answers, variation_by_request
+from kvaudit.analysis.limits import MAX_RETRIED
 from kvaudit.analysis.reproduction import proven_variation, touched_orders
 from kvaudit.analysis.stats import Floats, wilson
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
@@ -27,6 +28,7 @@ ReasonCode = Literal[
     "answers-empty",
     "nothing-compared",
     "reference-reused",
+    "reference-unverified",
     "noise-floor",
     "repeat-differs",
     "within-noise",
@@ -37,6 +39,7 @@ ReasonCode = Literal[
     "cache-not-empty",
     "cache-unverified",
     "budget-missed",
+    "retried",
 ]
 """Why an audit has no conclusion; kvaudit.reports.words says each in a sentence with the reason's numbers."""
 STANDING: frozenset[ReasonCode] = frozenset({"too-few-orders", "errors", "budget-missed"})
@@ -80,6 +83,10 @@ def reference_reasons(grid: Grid, pairs: Sequence[Pair], max_noise: float) -> li
     reused = sum(int((grid.column("reused_tokens", arm) > 0).sum()) for arm in arms)
     if reused:
         reasons.append(Reason("reference-reused", reused))
+    unknown = sum(int(np.isnan(grid.column("reused_tokens", arm)[_served(grid, arm)]).sum()) for arm in arms)
+    if unknown:
+        reasons.append(Reason("reference-unverified", unknown))
+    reasons += _retry_reasons(grid, (*arms, *repeats))
     differing, total = disagreement(pairs, "noise", FULL_PREFILL)
     if _beyond(max_noise, differing, total):
         reasons.append(Reason("noise-floor", differing, total, max_noise))
@@ -108,6 +115,7 @@ def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: fl
     reasons += _reuse_reasons(grid, orders)
     reasons += _cache_reasons(grid, arms)
     reasons += _budget_reasons(grid, arms)
+    reasons += _retry_reasons(grid, arms)
     return reasons
 
 
@@ -214,7 +222,7 @@ def _cache_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
 
 def _starts(grid: Grid, arm: int, position: Floats) -> Flags:
     """The requests that an arm served from an empty cache: the first one, under reset every one."""
-    served: Flags = np.not_equal(grid.rows[arm], NO_ROW)
+    served = _served(grid, arm)
     return served if grid.arms[arm].control == "reset" else served & (position == 0)
 
 
@@ -229,6 +237,20 @@ def _budget_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
         hit += [arm] if wrong else []
     if missed:
         yield Reason("budget-missed", missed, total, names=_names(grid, hit))
+
+
+def _retry_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
+    """An arm in which too many requests were sent again has another history than it was meant to have."""
+    retried = {arm: int((grid.column("attempts", arm) > 1).sum()) for arm in arms}
+    hit = [arm for arm, count in retried.items() if count > MAX_RETRIED * len(_present(grid, arm))]
+    if hit:
+        total = sum(len(_present(grid, arm)) for arm in hit)
+        yield Reason("retried", sum(retried[arm] for arm in hit), total, MAX_RETRIED, _names(grid, hit))
+
+
+def _served(grid: Grid, arm: int) -> Flags:
+    served: Flags = np.not_equal(grid.rows[arm], NO_ROW)
+    return served
 
 
 def _present(grid: Grid, arm: int) -> Integers:

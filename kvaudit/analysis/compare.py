@@ -110,7 +110,8 @@ class Grid:
     def reuses_nothing(self, arm: int) -> bool:
         """Whether every request of an arm says that nothing was cached of it: such an arm is full prefill."""
         columns = self.columns(("reused_tokens", "reusable_tokens"), arm)
-        return all(bool((column == 0).all()) for column in columns.values())
+        reusable = columns["reusable_tokens"]
+        return bool((columns["reused_tokens"] == 0).all() and ((reusable == 0) | np.isnan(reusable)).all())
 
     def text(self, arm: int, request: int) -> str | None:
         """An answer's text, None where there is none."""

@@ -9,6 +9,7 @@ import typer
 
 from kvaudit.analysis.limits import MAX_NOISE
 from kvaudit.cli.progress import ReplayInterruptedError
+from kvaudit.cli.servers import compared_deployments, server_options
 from kvaudit.cli.values import (
     default_run_folder,
     left_out_notes,
@@ -19,6 +20,7 @@ from kvaudit.cli.values import (
     size_in_bytes,
 )
 from kvaudit.engines import PRESETS, Deviation, EngineSettings, Gap, Keys, Lookup, Mask, Suffix, WriteBack
+from kvaudit.engines.server.presets import PRESETS as RESETS
 from kvaudit.errors import UsageError
 from kvaudit.records import DEFAULT_MAX_TOKENS
 from kvaudit.study.grid import AXES, Kind
@@ -37,6 +39,7 @@ Examples:
   kvaudit replay trace.jsonl --like ideal --gap zero --recompute-ratio 0.05
   kvaudit replay trace.jsonl --study switches --policy token-topk -o studies/switches
   kvaudit replay trace.jsonl --model ./Qwen3-8B --device cuda --dtype bfloat16 --cache-capacity 20GiB
+  kvaudit replay trace.jsonl --engine server --base-url http://gpu:8000/v1 --model Qwen/Qwen3-8B --reset vllm
 
 \b
 The same command goes on where it was interrupted. A finished replay exits with 0, or with 4 when the audit is
@@ -63,7 +66,8 @@ def replay(
         float, typer.Option(metavar="SHARE", help="The share of reusable tokens that is recomputed.")
     ] = _DEFAULTS.recompute_ratio,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="smollm2-135m, a model folder or a Hugging Face id.")
+        str,
+        typer.Option(metavar="MODEL", help="smollm2-135m, a model folder or a Hugging Face id; of a server, its name."),
     ] = _DEFAULTS.model,
     engine: Annotated[str, typer.Option(metavar="NAME", help="The engine; see `kvaudit engines`.")] = "embedded",
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu or cuda.")] = _DEFAULTS.device,
@@ -119,6 +123,81 @@ def replay(
         Kind | None,
         typer.Option(help="Run a grid of audits over what the study is of; options that are given keep their value."),
     ] = None,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="--engine server: its address, up to /v1, http://HOST:8000/v1.")
+    ] = None,
+    api: Annotated[
+        str | None, typer.Option(metavar="API", help="chat or completions. [default: as each request of the trace]")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BY",
+            help="Where full prefill comes from: url (--reference-url), salt (a cache_salt for each request) or reset "
+            "(before each request). [default: the first of these that works]",
+        ),
+    ] = None,
+    reference_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="The same model on a server that reuses nothing.")
+    ] = None,
+    reset: Annotated[
+        str | None, typer.Option(metavar="SERVER", help=f"Empty the cache as it is done at {', '.join(RESETS)}.")
+    ] = None,
+    reset_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Empty the cache by this call; with --reset lmcache, its server.")
+    ] = None,
+    reset_method: Annotated[
+        str | None, typer.Option(metavar="METHOD", help="How --reset-url is called. [default: POST]")
+    ] = None,
+    reset_body: Annotated[str | None, typer.Option(metavar="JSON", help="What is sent to --reset-url.")] = None,
+    reset_command: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="Empty the cache by a shell command, such as a container's restart."),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long a server may send nothing. [default: 300]"),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(metavar="COUNT", help="How often a request is sent again; each is recorded. [default: 3]"),
+    ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="How long a busy server is asked to empty its cache. [default: 120]"),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            help="Requests of an order that are under way at a time: a part of the audit, since it may change answers. "
+            "[default: 1]",
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The environment variable with the key. [default: KVAUDIT_API_KEY]"),
+    ] = None,
+    other_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The same for --reference-url and --compare-url. [default: KVAUDIT_OTHER_API_KEY]",
+        ),
+    ] = None,
+    compare_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="In place of an audit: ask this server the same, and say which answers changed; -o names a file.",
+        ),
+    ] = None,
+    compare_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model's name at --compare-url. [default: the same]")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PEM certificates that are trusted in place of public ones.")
+    ] = None,
 ) -> None:
     """Replay a trace in several orders and under controls, and hold every answer against full prefill."""
     settings = EngineSettings(
@@ -139,7 +218,7 @@ def replay(
             capacity_bytes=None if cache_capacity is None else size_in_bytes(cache_capacity),
         ),
         seed=seed,
-        options=dict(name_and_value(text) for text in option or ()),
+        options=dict(name_and_value(text) for text in option or ()) | server_options(context, engine),
     )
     if not 0 <= max_noise <= 1:
         raise UsageError(f"--max-noise is {max_noise}", "give a share from 0 to 1, such as 0.01")
@@ -156,6 +235,8 @@ def replay(
         recorded.requests, DEFAULT_MAX_TOKENS, "`kvaudit record import --max-tokens` sets another limit"
     ):
         typer.echo(note, err=True)
+    if compare_url is not None:
+        raise typer.Exit(compared_deployments(context, recorded, settings))
     if study is not None:
         from kvaudit.cli.study import replay_study
 

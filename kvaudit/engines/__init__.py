@@ -124,12 +124,15 @@ class Capabilities:
     """What an engine can do. `max_prompt_tokens` counts prompt and answer; token ids lie in [0, vocabulary_size).
 
     Both are None where the engine cannot say. `signals` are those that it can give to policies, None for all.
+    `concurrency`: how many requests it is asked at a time where their history is kept; above 1 `serve` is called from
+    several threads. Full prefill and requests that a reset comes before are always served one at a time.
     """
 
     policies: bool
     max_prompt_tokens: int | None
     vocabulary_size: int | None = None
     signals: frozenset[Need] | None = None
+    concurrency: int = 1
 
 
 class Tokenizer(Protocol):
@@ -157,7 +160,9 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer | None:
+        """None for an engine that is given prompts as messages and texts (`Prompt.wording`)."""
+        ...
 
     def describe(self) -> Mapping[str, object]:
         """Model, weight digest, device, versions and switches in force, as JSON-ready data for the manifest."""
@@ -184,3 +189,9 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def description(engine: Engine) -> dict[str, object]:
+    """What an engine says of itself, with the digest of its tokenizer where it has one."""
+    tokenizer = engine.tokenizer
+    return {**engine.describe(), **({} if tokenizer is None else {"tokenizer_digest": tokenizer.digest})}

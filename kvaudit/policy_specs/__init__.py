@@ -21,7 +21,7 @@ from kvaudit.policies import Need, Policy, Start
 from kvaudit.policy_specs.files import import_file
 from kvaudit.policy_specs.parameters import Parameter, canonical, canonical_name, parameters_of, read_parameters
 from kvaudit.policy_specs.sources import source_digest
-from kvaudit.records import FULL_PREFILL
+from kvaudit.records import AS_SERVED, FULL_PREFILL
 
 __all__ = [
     "Parameter",
@@ -171,7 +171,7 @@ def _checked_class(found: object, name: str, target: str) -> type[Policy]:
             f"policy {name!r} ({target}) is no subclass of kvaudit.policies.Policy", "derive it from that"
         )
     own = getattr(found, "name", None)
-    if not isinstance(own, str) or not _NAME.fullmatch(own) or own == FULL_PREFILL:
+    if not isinstance(own, str) or not _NAME.fullmatch(own) or own in (FULL_PREFILL, AS_SERVED):
         what = "has no `name`" if own is None else f"has the name {own!r}, which is reserved or no name of a policy"
         raise PluginError(
             f"policy {name!r} ({target}) {what}",

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
+import orjson
+
 from kvaudit.errors import TraceError
 from kvaudit.records import Request, Segment, spoken_spans
 from kvaudit.redaction.borders import cut_values, edges, stretch_digest, stretches
@@ -64,6 +66,7 @@ class RequestRedactor:
         self._pool = SegmentPool()
         self._segments: dict[str, tuple[Segment, frozenset[str]]] = {}
         self._texts: dict[str, tuple[str, frozenset[str]]] = {}
+        self._extras: dict[str, tuple[str, frozenset[str]]] = {}
         self._changed: dict[str, ChangedSegment] = {}
 
     @property
@@ -117,6 +120,7 @@ class RequestRedactor:
             session=None if request.session is None else self._text(request.session, found),
             stop=tuple([self._text(stop, found) for stop in request.stop]),
             expected=None if request.expected is None else self._text(request.expected, found),
+            extra=self._extra(request.extra, found),
         )
         self._count(found)
         return made
@@ -133,6 +137,19 @@ class RequestRedactor:
             redacted = self._redactor.redact(text)
             self.tally.add(redacted.replaced)
             known = self._texts[text] = redacted.text, _detectors(redacted.replaced)
+        found.detectors |= known[1]
+        return known[0]
+
+    def _extra(self, extra: str, found: _InRequest) -> str:
+        """Names of fields tell what is below them; the same object is looked at once."""
+        if not extra:
+            return extra
+        known = self._extras.get(extra)
+        if known is None:
+            redacted, replaced = self._redactor.redact_values(orjson.loads(extra))
+            self.tally.add(replaced)
+            known = orjson.dumps(redacted).decode() if replaced else extra, _detectors(replaced)
+            self._extras[extra] = known
         found.detectors |= known[1]
         return known[0]
 

@@ -61,7 +61,11 @@ _REQUESTS = Table(
     (
         _always("request_id", _text, "the trace's name for the request, unique in it"),
         _always("ordinal", _int, "place in the order in which the requests really came, from 0"),
-        _always("prompt_tokens", _int, "length of the prompt in tokens, without its prelude"),
+        _always(
+            "prompt_tokens",
+            _int,
+            "length of the prompt in tokens, of a server in bytes, without its prelude",
+        ),
         _always(
             "segments",
             _list_of(kind=_text, content_id=_text, start=_int, end=_int),
@@ -114,7 +118,8 @@ _OBSERVATIONS = Table(
         _or_null(
             "cache_entries_before",
             _int,
-            "cache entries that the engine reported after it was emptied; null: not emptied here, or it cannot say",
+            "cache entries that the engine reported after it was emptied (of a server: whether a probe was served from "
+            "the cache afterwards, 1 or 0); null: not emptied here, or it cannot say",
         ),
         _or_null(
             "fragmentation", _int, "maximal runs of neighbouring positions recomputed; null: nothing was reusable"
@@ -150,6 +155,12 @@ _OBSERVATIONS = Table(
             _int,
             "tokens recomputed, the prelude's too, that the policy would not have chosen with signals rounded "
             "otherwise; null: it ranks by none, or nobody looked",
+        ),
+        _or_null(
+            "attempts",
+            _int,
+            "times that the request was sent to a server, more than 1: it was sent again, which changes the history; "
+            "null: the engine is no server",
         ),
         _or_null("error", _text, "why the request has no answer; null: it has one"),
     ),

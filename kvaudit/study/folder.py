@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from kvaudit import __version__
-from kvaudit.engines import Engine, Switches
+from kvaudit.engines import Engine, Switches, description
 from kvaudit.errors import RunError
 from kvaudit.plan import Plan
 from kvaudit.records import Trace
@@ -51,8 +51,7 @@ class StudyFolder:
 
         Raises RunError when another engine than this began the study: cells would not be comparable.
         """
-        description = {**engine.describe(), "tokenizer_digest": engine.tokenizer.digest}
-        facts = {name: value for name, value in engine_facts(description).items() if name not in VARYING}
+        facts = {name: value for name, value in engine_facts(description(engine)).items() if name not in VARYING}
         check_same_engine(self.path, self.described["engine"], facts)
         outdated = [self.described[told].pop(opened, None) for told in ("refused", "failed")]
         if self.described["engine"] is None:

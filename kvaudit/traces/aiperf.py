@@ -49,7 +49,7 @@ def _calls(place: int, entry: Record) -> Iterator[Call | LeftOut]:
     if api is None or (api == RESPONSES and is_embedding(body)):
         yield LeftOut(place, "is an embedding request" if api else "asks for no answer of a model")
         return
-    yield Call(place, body, api, request_id=_name(session, entry["number"]), session=session)
+    yield Call(place, body, api, request_id=_name(session, entry["number"]), session=session, as_sent=True)
 
 
 def _name(session: Any, number: int) -> str | None:

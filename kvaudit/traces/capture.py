@@ -151,6 +151,7 @@ class _Capture:
             response=message and {"choices": [{"message": message}]},
             failure=_failure(exchange) if failed else None,
             before=before,
+            as_sent=True,
         )
 
     def _note_lost(self, lost: Lost, whole: int) -> None:

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from reprlib import Repr
 from typing import Any
 
+import orjson
+
 from kvaudit.errors import TraceError
 from kvaudit.records import LARGEST_TOKEN_ID
 from kvaudit.traces.source import TraceSource
@@ -110,6 +112,16 @@ class Fields:
         if type(value) is not list:
             raise self.error(f"has a {name!r} that is not a list")
         return value
+
+    def object(self, name: str) -> str:
+        """A JSON object as text; empty where it has no field."""
+        value = self._values.get(name)
+        if value is not None and type(value) is not dict:
+            raise self.error(f"has a {name!r} that is not an object")
+        try:
+            return orjson.dumps(value).decode() if value else ""
+        except TypeError as error:
+            raise self.error(f"has a {name!r} that is nested too deep") from error
 
     def stop(self) -> tuple[str, ...]:
         """`stop`: one string or a list of strings, none of them empty."""

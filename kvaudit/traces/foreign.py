@@ -15,6 +15,7 @@ from kvaudit.errors import TraceError
 from kvaudit.records import DEFAULT_MAX_TOKENS, Request, Trace
 from kvaudit.traces.assembly import build_trace
 from kvaudit.traces.bodies import CHAT, COMPLETIONS, body_limit, body_messages, body_segments, body_stop
+from kvaudit.traces.extras import extra_fields
 from kvaudit.traces.fields import Fields
 from kvaudit.traces.logs import LINE, Log, Record
 from kvaudit.traces.outcomes import answer_is_empty, logged_length
@@ -45,6 +46,7 @@ class Call:
     `body` is the request as `api` takes it (`bodies.CHAT` and its like), `before` messages that the server kept from
     earlier calls. `time` is in seconds, milli-, micro- or nanoseconds since 1970, or ISO 8601. `output_tokens` is the
     logged length of the answer and `response` the logged answer, where there are such. `failure` says why it failed.
+    `as_sent`: the body is what the server got, and no field in it is the log's own.
     """
 
     place: int
@@ -57,6 +59,7 @@ class Call:
     response: Any = None
     failure: str | None = None
     before: Sequence[Any] = ()
+    as_sent: bool = False
 
 
 Convert = Callable[[int, Record], Iterable[Call | LeftOut]]
@@ -190,6 +193,7 @@ class _Reading:
             timestamp=seconds(call.time),
             limited=limit is not None,
             line=call.place if self.tally.unit == LINE else None,
+            extra=extra_fields(call.api, call.body) if call.as_sent else "",
         )
 
     def _place_as_id(self, place: int) -> str:

@@ -61,6 +61,7 @@ def _calls(place: int, entry: Record) -> Iterator[Call | LeftOut]:
         time=entry.get("startedDateTime"),
         response=answer if type(answer) is dict else None,
         failure=aborted or failure_of(answer, status),
+        as_sent=True,
     )
 
 

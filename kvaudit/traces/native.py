@@ -3,9 +3,9 @@
 A header line, then, in any order in which a segment comes before its use:
 `{"segment": content_id, "kind": ..., "text": ..., "role": ..., "token_ids": [...]}` and
 `{"request": id, "segments": [...], "prelude": [[...], ...], "session": ..., "max_tokens": ..., "stop": [...],
-"expected": ..., "timestamp": seconds, "chat": ...}`, where a segment is a content id or, written by hand, an object
-with `kind` and `text`. In a chat `role` begins a message, and a segment without one goes on with it. The header may be
-left out.
+"expected": ..., "timestamp": seconds, "chat": ..., "extra": {...}}`, where a segment is a content id or, written by
+hand, an object with `kind` and `text`. In a chat `role` begins a message, and a segment without one goes on with it.
+`extra` are fields of the body for servers that know them. The header may be left out.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _REQUEST_FIELDS = (
     "expected",
     "timestamp",
     "chat",
+    "extra",
 )
 
 
@@ -165,6 +166,7 @@ class _Lines:
             timestamp=fields.number("timestamp"),
             limited=max_tokens is not None,
             line=line,
+            extra=fields.object("extra"),
         )
 
     def _prompt(self, line: int, fields: Fields, parts: Any) -> tuple[Segment, ...]:

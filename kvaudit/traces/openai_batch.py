@@ -74,6 +74,7 @@ def _call(place: int, line: Record, result: Record | None) -> Call | LeftOut:
         request_id=line.get("custom_id"),
         response=answer.get("body") if type(answer) is dict else None,
         failure=_failure(result) if result else None,
+        as_sent=True,
     )
 
 

@@ -52,7 +52,7 @@ class SegmentPool:
 
 class TraceDigest:
     """SHA-256 over what is replayed and what a run keeps of it: ids, segments, preludes, limits, stop strings,
-    sessions, expected answers and times, in their order.
+    sessions, expected answers, times and extra fields, in their order.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class TraceDigest:
         ids = self._prompt(request.segments) if listed is None else self._listed(listed)
         asked = [request.request_id, request.max_tokens, request.stop, request.chat, ids]
         asked.append(list(map(self._prompt, request.prelude)))
-        kept = [request.session, request.expected, request.timestamp]
+        kept = [request.session, request.expected, request.timestamp, *([request.extra] if request.extra else [])]
         self._hash.update(b"\n" + orjson.dumps([*asked, *kept]))
 
     def _prompt(self, segments: Sequence[Segment]) -> list[str]:

@@ -107,6 +107,7 @@ def _request_line(request: Request) -> dict[str, object]:
         "chat": request.chat or None,
         "expected": request.expected,
         "timestamp": request.timestamp,
+        "extra": orjson.Fragment(request.extra) if request.extra else None,
     }
     return {
         "request": request.request_id,

@@ -242,8 +242,20 @@ def test_reuse_in_the_controls_alone_is_no_history():
 
 
 def test_an_engine_that_does_not_tell_reuse():
-    built = healthy().with_rows(lambda row: row | {"reused_tokens": None})
+    built = healthy().with_rows(lambda row: row | ({"reused_tokens": None} if row["policy"] == "p" else {}))
     assert alone(built, "reuse-unknown")
+
+
+def test_full_prefill_that_does_not_tell_whether_it_reused():
+    built = healthy().with_rows(lambda row: row | ({"reused_tokens": None} if row["policy"] == "full-prefill" else {}))
+    assert alone(built, "reference-unverified").count == 4
+
+
+def test_requests_that_were_sent_again():
+    built = healthy().with_rows(lambda row: row | {"attempts": 2 if at(row, first=True, control="repeat") else 1})
+    reason = alone(built, "retried")
+    assert (reason.count, reason.total, reason.limit, reason.names) == (1, 4, 0.01, ("p.chronological.repeat",))
+    assert not finding(healthy().with_rows(lambda row: row | {"attempts": 1})).reasons
 
 
 def test_full_prefill_that_reused():

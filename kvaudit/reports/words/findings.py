@@ -42,6 +42,10 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
         "reference-reused": lambda r: (
             f"{counted(r.count, 'full-prefill answer')} reused cached tokens: they are no full prefill."
         ),
+        "reference-unverified": lambda r: (
+            f"Nobody can tell whether {counted(r.count, 'full-prefill answer')} reused cached tokens: the server does "
+            f"not count them ({_COUNTING})."
+        ),
         "noise-floor": lambda r: (
             f"Full prefill disagreed with itself on {_of(r)} requests; the limit is {percent(r.limit)}."
         ),
@@ -62,7 +66,7 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
             + ": that may explain what changed with the order."
         ),
         "nothing-reused": lambda r: "Nothing was reused in any order: there was no history to be sensitive to.",
-        "reuse-unknown": lambda r: "The engine did not say whether any cached token was reused.",
+        "reuse-unknown": lambda r: f"The engine did not say whether any cached token was reused ({_COUNTING}).",
         "cache-not-empty": lambda r: (
             f"The cache was not empty at {counted(r.count, 'start')} from an empty cache: {names(r.names)}."
         ),
@@ -72,8 +76,13 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
         "budget-missed": lambda r: (
             f"{_of(r)} requests recomputed another number of tokens than their budget: {names(r.names)}."
         ),
+        "retried": lambda r: (
+            f"{_of(r)} requests had to be sent again, which changes the history; the limit is {percent(r.limit)} of an "
+            f"arm: {names(r.names)}."
+        ),
     }
 )
+_COUNTING = "vLLM does with --enable-prompt-tokens-details, SGLang with --enable-cache-report, both in /metrics too"
 _COMPARISONS: Mapping[str, str] = MappingProxyType(
     {
         "reference": "no answer with full prefill",

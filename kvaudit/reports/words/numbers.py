@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvaudit.analysis.figures import Figure
+from kvaudit.analysis.stats import Estimate
 from kvaudit.reports.escape import visible
 
 MOST_NAMES = 3
@@ -20,7 +21,7 @@ def percent(share: float | None, digits: int = 1) -> str:
     return f"{shown} %"
 
 
-def interval(figure: Figure, digits: int = 1) -> str:
+def interval(figure: Figure | Estimate, digits: int = 1) -> str:
     """A share's 95 % interval in percent."""
     if figure.low is None or figure.high is None:
         return "-"

@@ -1,0 +1,123 @@
+"""`kvaudit replay --compare-url`: two deployments side by side on one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import typer
+
+from kvaudit.engines import Capabilities, EngineSettings
+from kvaudit.errors import UsageError
+from kvaudit.reports.escape import visible
+from kvaudit.reports.words.numbers import interval, names, percent
+
+if TYPE_CHECKING:
+    from kvaudit.deployments.comparing import Compared, Outcome
+    from kvaudit.engines.server.target import Target
+    from kvaudit.records import Trace
+
+NO_USE = ("orders", "policy", "max_noise", "reference", "reference_url", "reset", "reset_url", "reset_command")
+"""Parameters of an audit that a comparison of two deployments has no use for."""
+FORMAT = "kvaudit deployments"
+_INCONCLUSIVE = 4
+
+
+def compare_deployments(
+    trace: Trace, settings: EngineSettings, other_url: str, other_model: str | None, output: Path, *, force: bool
+) -> int:
+    """Ask both, print what changed, write every answer to `output`, and return the exit code."""
+    from kvaudit.deployments.comparing import outcome
+    from kvaudit.engines.server.opening import opened_plainly
+    from kvaudit.engines.server.options import read_options, server_url
+    from kvaudit.store.writing import write_bytes
+    from kvaudit.wordings import Wordings
+
+    options = read_options(settings.options, resets=False)
+    other = server_url("compare-url", other_url)
+    if output.exists() and not force:
+        raise UsageError(f"{output} is there already", "choose another file with -o, or --force to replace it")
+    Wordings().check(trace, Capabilities(policies=False, max_prompt_tokens=None))
+    with ExitStack() as opened:
+        before = opened_plainly(settings, options, options.base_url, options.key_variable)
+        opened.callback(before.connection.close)
+        theirs = replace(settings, model=other_model or settings.model)
+        after = opened_plainly(theirs, options, other, options.other_key_variable)
+        opened.callback(after.connection.close)
+        rows = _asked(trace, before, after)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(output, _file(trace, (before, after), rows))
+    found = outcome(rows)
+    for line in (*_deployment_lines((before, after), found), *_outcome_lines(found)):
+        typer.echo(line)
+    typer.echo(f"Answers: {visible(str(output))}")
+    return 0 if found.is_conclusive else _INCONCLUSIVE
+
+
+def _asked(trace: Trace, before: Target, after: Target) -> tuple[Compared, ...]:
+    from kvaudit.cli.progress import progress_on_stderr
+    from kvaudit.deployments.asking import PASSES, compared
+
+    with progress_on_stderr() as progress:
+        if progress is None:
+            return compared(trace, before, after)
+        progress.begin(2 * PASSES * len(trace.requests), 0)
+        return compared(trace, before, after, progress.served)
+
+
+def _deployment_lines(targets: Sequence[Target], found: Outcome) -> Iterator[str]:
+    noises = (found.noise_before, found.noise_after)
+    for name, target, noise in zip(("before", "after"), targets, noises, strict=True):
+        told = "" if noise is None else f"; {percent(noise.value)} of its answers differ from run to run"
+        yield visible(f"{name}: {target.connection.base_url}, model {target.manner.model}{told}")
+
+
+def _outcome_lines(found: Outcome) -> Iterator[str]:
+    if found.answered < found.requests:
+        refused = found.requests - found.answered
+        yield f"{refused:,} of {found.requests:,} requests were refused by one of them, and are not compared."
+    if found.share is None:
+        yield "Inconclusive: nothing was compared."
+        return
+    yield (
+        f"{len(found.changed):,} of {found.answered:,} answers changed though each deployment gives its own again: "
+        f"{percent(found.share.value)} (95 % interval {interval(found.share)} %)."
+    )
+    if found.changed:
+        yield f"Changed: {names(found.changed)}."
+    if not found.is_conclusive:
+        yield f"Inconclusive: answers that vary from run to run could explain {percent(found.explained)}."
+
+
+def default_file(trace: Path, settings: EngineSettings, other_url: str) -> Path:
+    """The same for the same trace and servers."""
+    told = orjson.dumps([settings.model, dict(settings.options), other_url], option=orjson.OPT_SORT_KEYS)
+    return Path("runs") / f"{trace.name.partition('.')[0] or 'trace'}-deployments-{sha256(told).hexdigest()[:8]}.json"
+
+
+def _file(trace: Trace, targets: Sequence[Target], rows: Sequence[Compared]) -> bytes:
+    def described(target: Target) -> Mapping[str, Any]:
+        return {
+            "server": target.connection.base_url,
+            "model": target.manner.model,
+            "answers_as": target.claims.model,
+            **target.identity.facts(target.manner.model),
+        }
+
+    data = {
+        "format": FORMAT,
+        "version": 1,
+        "trace": {"digest": trace.digest, "source": trace.source, "requests": len(trace.requests)},
+        "before": described(targets[0]),
+        "after": described(targets[1]),
+        "requests": [
+            {"request_id": row.request_id, "became": row.became, "before": row.before, "after": row.after}
+            for row in rows
+        ],
+    }
+    return orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -1,0 +1,91 @@
+"""What became of every answer from one deployment to another, and what their own noise could explain (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvaudit.analysis.stats import Estimate, wilson
+
+Became = Literal["same", "changed", "noisy", "failed"]
+"""`noisy`: one of the deployments did not give its own answer again. `failed`: one of them refused the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer. `token_ids` are empty where the server shows none; `error` says why there is no answer."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    error: str | None = None
+
+    def equals(self, other: Told) -> bool:
+        by_ids = bool(self.token_ids and other.token_ids)
+        return self.text == other.text and (not by_ids or self.token_ids == other.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One request: what each deployment answered, pass by pass."""
+
+    request_id: str
+    before: tuple[Told, ...]
+    after: tuple[Told, ...]
+
+    @property
+    def became(self) -> Became:
+        if any(told.error for told in (*self.before, *self.after)):
+            return "failed"
+        if not (is_steady(self.before) and is_steady(self.after)):
+            return "noisy"
+        return "same" if self.before[0].equals(self.after[0]) else "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`answered`: requests that both answered. `changed`: those whose answers changed though each deployment gives its
+    own again. `share`, `noise_before` and `noise_after` are shares of the answered, None where there are none.
+    """
+
+    requests: int
+    answered: int
+    changed: tuple[str, ...]
+    share: Estimate | None
+    noise_before: Estimate | None
+    noise_after: Estimate | None
+
+    @property
+    def explained(self) -> float:
+        """The share of changed answers that noise could bring about by luck: the worse upper bound where there is any.
+
+        An answer that varies can come out alike twice in each deployment, and differ between them.
+        """
+        known = [noise for noise in (self.noise_before, self.noise_after) if noise is not None and noise.value]
+        return max((noise.high or 0.0 for noise in known), default=0.0)
+
+    @property
+    def is_conclusive(self) -> bool:
+        return self.share is not None and (not self.changed or (self.share.value or 0.0) > self.explained)
+
+
+def outcome(rows: Sequence[Compared]) -> Outcome:
+    answered = [row for row in rows if row.became != "failed"]
+    changed = tuple(row.request_id for row in answered if row.became == "changed")
+    return Outcome(
+        requests=len(rows),
+        answered=len(answered),
+        changed=changed,
+        share=wilson(len(changed), len(answered)),
+        noise_before=_noise(answered, lambda row: row.before),
+        noise_after=_noise(answered, lambda row: row.after),
+    )
+
+
+def is_steady(answers: Sequence[Told]) -> bool:
+    """Whether a deployment gave the same answer each time."""
+    return all(answers[0].equals(other) for other in answers[1:])
+
+
+def _noise(rows: Sequence[Compared], answers: Callable[[Compared], Sequence[Told]]) -> Estimate | None:
+    return wilson(sum(not is_steady(answers(row)) for row in rows), len(rows))

@@ -1,0 +1,167 @@
+"""The engine: a server as it is. Reports answers, times and what the server counts, and nothing of its insides."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kvaudit.engines import Capabilities
+from kvaudit.engines.server.claims import answer_text
+from kvaudit.engines.server.identity import read_identity
+from kvaudit.engines.server.probing import Probe
+from kvaudit.engines.server.resetting import Resetter
+from kvaudit.engines.server.sending import AttemptError
+from kvaudit.engines.server.target import Answered, Target
+from kvaudit.errors import EngineError, UsageError
+from kvaudit.policies import Policy
+from kvaudit.records import CacheState, Part, Prompt, Reference, Sampling, Served, Wording
+
+
+@dataclass(frozen=True, slots=True)
+class FullPrefill:
+    """Where answers without reuse come from: another server, a salt of their own, or an emptied cache.
+
+    `declared`: that the other server reuses nothing is the user's word, since it counts nothing.
+    """
+
+    by: Literal["url", "salt", "reset"]
+    target: Target
+    declared: bool = False
+
+    def described(self) -> str:
+        url = self.target.connection.base_url
+        if self.by == "url":
+            return f"{url}, {'which is declared to reuse nothing' if self.declared else 'whose counters are read'}"
+        if self.by == "salt":
+            return "a cache_salt of its own for each request"
+        return "the cache emptied before each request"
+
+
+class ServerEngine:
+    def __init__(
+        self, target: Target, probe: Probe, resetter: Resetter, full_prefill: FullPrefill, concurrency: int
+    ) -> None:
+        self._target, self._probe, self._resetter, self._full_prefill = target, probe, resetter, full_prefill
+        self._concurrency = concurrency
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(policies=False, max_prompt_tokens=None, signals=frozenset(), concurrency=self._concurrency)
+
+    @property
+    def tokenizer(self) -> None:
+        return None
+
+    def describe(self) -> Mapping[str, object]:
+        target = self._target
+        return {
+            "server": target.connection.base_url,
+            "model": target.manner.model,
+            "answers_as": target.claims.model,
+            "system_fingerprint": target.claims.fingerprint,
+            **target.identity.facts(target.manner.model),
+            "reference": self._full_prefill.described(),
+            "reset": self._resetter.described(),
+            "reset_verified_by": self._probe.by,
+            "cached_tokens_from": target.counter.way or "nothing: the server does not count them",
+            "restarts_seen_by": "/metrics" if target.counter.watch.sees_restarts else "lost connections alone",
+            "fields_left_out": list(target.manner.left_out) or None,
+            "concurrency": self._concurrency,
+        }
+
+    def serve(
+        self,
+        request_id: str,
+        part: Part,
+        prompt: Prompt,
+        sampling: Sampling,
+        policy: Policy | None,
+        reference: Reference | None = None,
+    ) -> Served:
+        """Without a policy: full prefill. Raises EngineError where there is no answer that counts."""
+        wording = prompt.wording
+        if wording is None:
+            raise EngineError("engine 'server' was given token ids without their wording")
+        self._check_api(wording)
+        if policy is not None:
+            answered = self._target.ask(wording, sampling)
+            return _served(answered, prompt, answered.cached)
+        return self._without_reuse(wording, sampling, prompt)
+
+    def reset(self) -> CacheState:
+        """Empty the cache, and look whether a prompt that was in it still is.
+
+        Where that is cheap the cache is emptied once more afterwards: the probe is not part of the history.
+        """
+        self._target.counter.watch.begin()
+        self._check_identity()
+        self._probe.warm()
+        self._resetter.run()
+        self._target.counter.watch.begin()
+        cached = self._probe.is_cached()
+        if self._resetter.is_cheap and cached is not True:
+            self._resetter.run()
+        self._check_identity()
+        return CacheState(None if cached is None else int(cached), None)
+
+    def close(self) -> None:
+        self._target.connection.close()
+        if self._full_prefill.target is not self._target:
+            self._full_prefill.target.connection.close()
+
+    def _without_reuse(self, wording: Wording, sampling: Sampling, prompt: Prompt) -> Served:
+        full, salt, still_cached = self._full_prefill, None, 0
+        if full.by == "salt":
+            salt = secrets.token_hex(16)
+        elif full.by == "reset":
+            still_cached = self.reset().entries or 0
+        answered = full.target.ask(wording, sampling, salt)
+        reused = 0 if full.declared else answered.cached
+        return _served(answered, prompt, None if reused is None else reused + still_cached)
+
+    def _check_api(self, wording: Wording) -> None:
+        if wording.messages and self._target.manner.api == "completions":
+            raise UsageError(
+                "--api completions, and the trace has chats, which the server's template must render",
+                "leave --api out",
+            )
+        if wording.token_ids and self._target.manner.api == "chat":
+            raise UsageError("--api chat, and the trace has token ids, which no chat takes", "leave --api out")
+
+    def _check_identity(self) -> None:
+        """Raises EngineError where another model or version is behind the URL than at the opening."""
+        before = self._target.identity
+        try:
+            now = read_identity(self._target.connection)
+        except AttemptError as error:
+            raise EngineError(f"the server cannot be asked any more: {error.told}") from error
+        model = self._target.manner.model
+        if now.facts(model) != before.facts(model):
+            raise EngineError(
+                f"the deployment was changed: it was {_told(before.facts(model))}, it is {_told(now.facts(model))}",
+                "an audit is of one deployment: replay into another folder",
+            )
+
+
+def _told(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _served(answered: Answered, prompt: Prompt, reused: int | None) -> Served:
+    reply = answered.reply
+    told = reply.answer.counts()["prompt_tokens"]
+    return Served(
+        answer_ids=tuple(reply.token_ids),
+        answer_text=answer_text(answered.choice),
+        finish_reason=answered.choice.finish_reason or "unknown",
+        prompt_tokens=prompt.length if told is None else told,
+        ttft_ms=reply.ttft_ms,
+        total_ms=reply.total_ms,
+        reused_tokens=reused,
+        reusable_tokens=None,
+        recomputed_tokens=None,
+        budget_k=None,
+        attempts=answered.attempts,
+    )

@@ -1,0 +1,189 @@
+"""What holds for a whole run: how the server is asked, what it counts, where full prefill comes from."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+
+from kvaudit.engines import EngineSettings
+from kvaudit.engines.server.asking import OPTIONAL, Manner
+from kvaudit.engines.server.claims import Claims
+from kvaudit.engines.server.counters import Counter, way_of
+from kvaudit.engines.server.engine import FullPrefill, ServerEngine
+from kvaudit.engines.server.identity import Watch, check_model, read_identity
+from kvaudit.engines.server.options import ServerOptions, read_options
+from kvaudit.engines.server.probing import ASKED, Probe, new_prompt
+from kvaudit.engines.server.resetting import Resetter
+from kvaudit.engines.server.retrying import Retries
+from kvaudit.engines.server.sending import AttemptError, Connection, Reply
+from kvaudit.engines.server.target import Target
+from kvaudit.errors import EngineError, KvauditError, UsageError
+from kvaudit.proxy.upstream import certificates
+from kvaudit.records import Wording
+
+_OTHER_FIELD = frozenset({400, 422})
+"""Statuses of a request with a field that the server does not take."""
+_OTHER_API = frozenset({404, 405, 501})
+
+
+def opened(settings: EngineSettings) -> ServerEngine:
+    """Raises UsageError for options that cannot be, EngineError for a server that cannot be audited."""
+    options = read_options(settings.options)
+    verify = certificates(insecure=False, authority=options.authority)
+    connections: list[Connection] = []
+
+    def connected(url: str, key_variable: str) -> Connection:
+        connection = Connection(url, os.environ.get(key_variable) or None, verify, options.timeout)
+        connections.append(connection)
+        return connection
+
+    try:
+        target, probe = _target(connected(options.base_url, options.key_variable), settings, options)
+        _check_concurrency(target, options)
+        full_prefill = _full_prefill(settings, options, target, probe, connected)
+    except BaseException:
+        for connection in connections:
+            connection.close()
+        raise
+    return ServerEngine(target, probe, Resetter(options, target.connection), full_prefill, options.concurrency)
+
+
+def opened_plainly(settings: EngineSettings, options: ServerOptions, url: str, key_variable: str) -> Target:
+    """A server whose answers alone count: neither its cache nor who else uses it matters. Raises as `opened`."""
+    verify = certificates(insecure=False, authority=options.authority)
+    connection = Connection(url, os.environ.get(key_variable) or None, verify, options.timeout)
+    try:
+        return _asked(connection, settings, options)[0]
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _target(connection: Connection, settings: EngineSettings, options: ServerOptions) -> tuple[Target, Probe]:
+    """A server whose cache matters, and what looks into that."""
+    target, wording, cold = _asked(connection, settings, options, watched=True)
+    proven = _learn_counting(target, wording, cold)
+    probe = Probe(target, bool(wording.messages), proven)
+    if target.counter.way is None:
+        probe.learn_times(lambda: new_prompt(chat=probe.chat))
+    return target, probe
+
+
+def _asked(
+    connection: Connection, settings: EngineSettings, options: ServerOptions, *, watched: bool = False
+) -> tuple[Target, Wording, Reply]:
+    """How the server is asked, with the first prompt that it was asked and its answer.
+
+    `watched`: restarts, and whom else it answers, matter from here on.
+    """
+    url = connection.base_url
+    try:
+        identity = read_identity(connection)
+    except AttemptError as error:
+        hint = "name its certificate with --ca" if "CERTIFICATE" in error.told else "is the server running at this URL?"
+        raise EngineError(f"{url} cannot be asked: {error.told}", hint) from error
+    check_model(identity, settings.model)
+    counter, retries = Counter(Watch(connection)), Retries(options.retries)
+    if watched:
+        counter.watch.begin()
+    return _first_answered(
+        (chat, Target(connection, manner, retries, Claims(), counter, identity))
+        for chat, manner in _manners(settings, options)
+    )
+
+
+def _first_answered(targets: Iterable[tuple[bool, Target]]) -> tuple[Target, Wording, Reply]:
+    """The first way of asking that the server takes, the fullest comes first. Raises EngineError where it takes none.
+
+    Each with whether it is asked by a chat.
+    """
+    first: EngineError | None = None
+    other_api_only = False
+    for chat, target in targets:
+        if other_api_only and chat:
+            continue
+        wording = new_prompt(chat=chat)
+        try:
+            reply, _ = target.sent(*target.manner.question(wording, ASKED))
+        except EngineError as error:
+            status = error.__cause__.status if isinstance(error.__cause__, AttemptError) else None
+            if status not in _OTHER_FIELD | _OTHER_API:
+                raise
+            first = first or error
+            other_api_only |= status in _OTHER_API
+            continue
+        target.claims.check(reply, ASKED)
+        return target, wording, reply
+    raise first or EngineError("the server takes no request")
+
+
+def _manners(settings: EngineSettings, options: ServerOptions) -> Iterator[tuple[bool, Manner]]:
+    """Whether the probe is a chat, and how to ask: everything first, then without what a server may refuse."""
+    apis = {"auto": (True, False), "chat": (True,), "completions": (False,)}[options.api]
+    plain = Manner(settings.model, options.api, settings.seed)
+    for chat in apis:
+        for count in range(len(OPTIONAL) + 1):
+            yield chat, plain.without(*OPTIONAL[:count])
+        yield chat, Manner(settings.model, options.api, settings.seed, OPTIONAL[:1], "max_completion_tokens")
+
+
+def _learn_counting(target: Target, wording: Wording, cold: Reply) -> bool:
+    """From a prompt that was new (`cold`) and is now sent again; whether that came from the cache."""
+    counter = target.counter
+    first = counter.all(cold, counter.watch.latest)
+    counter.watch.check(counter.watch.settled())
+    before = counter.watch.latest
+    warm, _ = target.sent(*target.manner.question(wording, ASKED))
+    target.claims.check(warm, ASKED)
+    second = counter.all(warm, before)
+    counter.way = way_of(first, second)
+    counter.watch.check(counter.watch.settled())
+    return counter.way is not None and bool(second.by(counter.way))
+
+
+def _full_prefill(
+    settings: EngineSettings,
+    options: ServerOptions,
+    target: Target,
+    probe: Probe,
+    connected: Callable[[str, str], Connection],
+) -> FullPrefill:
+    """Where full prefill comes from: what the user says, else the most trusted way that works."""
+    if options.reference_url is not None:
+        other, _ = _target(connected(options.reference_url, options.other_key_variable), settings, options)
+        return FullPrefill("url", other, declared=other.counter.way is None)
+    if options.reference in ("auto", "salt"):
+        kept_apart = _salts_keep_apart(target, probe)
+        if kept_apart:
+            return FullPrefill("salt", target)
+        if options.reference == "salt":
+            raise EngineError(
+                "the server does not keep requests of different cache_salt apart"
+                if kept_apart is False
+                else "whether the server keeps requests of different cache_salt apart cannot be seen",
+                "take --reference-url or --reference reset",
+            )
+    return FullPrefill("reset", target)
+
+
+def _check_concurrency(target: Target, options: ServerOptions) -> None:
+    if options.concurrency > 1 and target.counter.way == "metrics":
+        raise UsageError(
+            "the server counts cached tokens in /metrics alone, where those of several requests are one number",
+            "leave --concurrency out, or let the server count them in each answer's usage",
+        )
+
+
+def _salts_keep_apart(target: Target, probe: Probe) -> bool | None:
+    """Whether a prompt that is in the cache is computed anew under a salt; None where nobody can tell."""
+    try:
+        probe.warm()
+        if not probe.is_cached():
+            return None
+        salted = target.ask(probe.wording, ASKED, secrets.token_hex(16))
+    except KvauditError as error:
+        if isinstance(error.__cause__, AttemptError) and error.__cause__.status in _OTHER_FIELD:
+            return False
+        raise
+    return None if salted.cached is None else salted.cached == 0

@@ -1,0 +1,168 @@
+"""What the user asks of the engine: options by name, as `kvaudit replay --option NAME=VALUE` gives them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+from urllib.parse import parse_qsl, urlsplit
+
+from kvaudit.engines.server.presets import PRESETS
+from kvaudit.errors import UsageError
+
+Api = Literal["auto", "chat", "completions"]
+ReferenceBy = Literal["auto", "url", "salt", "reset"]
+
+KEY_VARIABLE = "KVAUDIT_API_KEY"
+OTHER_KEY_VARIABLE = "KVAUDIT_OTHER_API_KEY"
+OPTIONS: Mapping[str, str] = {
+    "base-url": "",
+    "api": "auto",
+    "reference": "auto",
+    "reference-url": "",
+    "reset": "",
+    "reset-url": "",
+    "reset-method": "POST",
+    "reset-body": "",
+    "reset-command": "",
+    "timeout": "300",
+    "retries": "3",
+    "patience": "120",
+    "concurrency": "1",
+    "api-key-env": KEY_VARIABLE,
+    "other-key-env": OTHER_KEY_VARIABLE,
+    "ca": "",
+}
+"""Every option of the engine with what it is where it is not given."""
+_MOST = 100
+_SECRET = re.compile(r"auth|key|token|secret|password|credential", re.IGNORECASE)
+_METHODS = ("GET", "POST", "PUT", "DELETE")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """`base_url` and `reference_url` end before `/chat/completions`. Times in seconds. `key_variable` names the
+    environment variable with the key of the server at `base_url`, `other_key_variable` that of the reference.
+    """
+
+    base_url: str
+    api: Api
+    reference: ReferenceBy
+    reference_url: str | None
+    reset: str | None
+    reset_url: str | None
+    reset_method: str
+    reset_body: str
+    reset_command: str | None
+    timeout: float
+    retries: int
+    patience: float
+    concurrency: int
+    key_variable: str
+    other_key_variable: str
+    authority: Path | None
+
+
+def read_options(given: Mapping[str, str], *, resets: bool = True) -> ServerOptions:
+    """`resets`: the server's cache must be emptied. Raises UsageError, naming the option, for what is not known,
+    missing or cannot be.
+    """
+    unknown = sorted(set(given) - set(OPTIONS))
+    if unknown:
+        raise UsageError(f"engine 'server' has no option {unknown[0]!r}", f"known: {', '.join(OPTIONS)}")
+    values = {**OPTIONS, **given}
+    if not values["base-url"]:
+        raise UsageError("engine 'server' needs the address of a server", "give --base-url http://HOST:PORT/v1")
+    reference = _one_of("reference", values["reference"], get_args(ReferenceBy))
+    reference_url = server_url("reference-url", values["reference-url"]) if values["reference-url"] else None
+    if reference == "url" and reference_url is None:
+        raise UsageError("--reference url needs another server", "give --reference-url http://HOST:PORT/v1")
+    if reference in ("salt", "reset") and reference_url is not None:
+        raise UsageError(
+            f"--reference {reference} and --reference-url are two ways to the same answers", "give one of them"
+        )
+    if resets:
+        _check_reset(values)
+    return ServerOptions(
+        base_url=server_url("base-url", values["base-url"]),
+        api=cast(Api, _one_of("api", values["api"], get_args(Api))),
+        reference=cast(ReferenceBy, "url" if reference_url else reference),
+        reference_url=reference_url,
+        reset=values["reset"] or None,
+        reset_url=server_url("reset-url", values["reset-url"], query=True) if values["reset-url"] else None,
+        reset_method=_one_of("reset-method", values["reset-method"].upper(), _METHODS),
+        reset_body=values["reset-body"],
+        reset_command=values["reset-command"] or None,
+        timeout=_seconds("timeout", values["timeout"]),
+        retries=_count("retries", values["retries"]),
+        patience=_seconds("patience", values["patience"]),
+        concurrency=_count("concurrency", values["concurrency"], least=1),
+        key_variable=values["api-key-env"],
+        other_key_variable=values["other-key-env"],
+        authority=Path(values["ca"]) if values["ca"] else None,
+    )
+
+
+def _check_reset(values: Mapping[str, str]) -> None:
+    given = [f"--{name}" for name in ("reset", "reset-url", "reset-command") if values[name]]
+    if not given:
+        raise UsageError(
+            "every arm begins with an empty cache, and nothing says how this server's is emptied",
+            f"give --reset {'|'.join(PRESETS)}, --reset-url or --reset-command",
+        )
+    if values["reset"] and values["reset"] not in PRESETS:
+        raise UsageError(f"unknown --reset {values['reset']!r}", f"known: {', '.join(PRESETS)}")
+    takes_url = bool(values["reset"]) and PRESETS[values["reset"]].takes_url
+    if given == ["--reset", "--reset-url"] and takes_url:
+        return
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} are two ways to empty a cache", "give one of them")
+    if values["reset-body"] and not values["reset-url"]:
+        raise UsageError("--reset-body is sent to --reset-url", "give that, or leave the body out")
+
+
+def server_url(name: str, text: str, *, query: bool = False) -> str:
+    """An address without a slash at its end. Raises UsageError, naming the option, for anything else."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UsageError(f"--{name} {text!r} is not the address of a server", "write http://HOST:PORT/v1")
+    if parts.username or parts.password:
+        raise UsageError(f"--{name} holds a password", f"put the key into the environment variable {KEY_VARIABLE}")
+    if (parts.query and not query) or parts.fragment:
+        raise UsageError(f"--{name} {text!r} has more than a path", "take the query and the fragment away")
+    for parameter, value in parse_qsl(parts.query):
+        if _SECRET.search(parameter) and not value.startswith("$"):
+            raise UsageError(
+                f"--{name} holds a key in {parameter!r}, and the manifest would keep it",
+                f"put it into an environment variable, and write {parameter}=$NAME in quotes",
+            )
+    return text.rstrip("/")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UsageError(f"--{name} is {value!r}", f"known: {', '.join(known)}")
+    return value
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f"--{name} is {text!r}, no number of seconds above 0", "write 30, for instance")
+    return seconds
+
+
+def _count(name: str, text: str, *, least: int = 0) -> int:
+    if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= _MOST:
+        raise UsageError(f"--{name} is {text!r}, no whole number from {least} to {_MOST}")
+    return int(text)

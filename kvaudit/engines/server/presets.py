@@ -1,0 +1,55 @@
+"""How the caches of known servers are emptied: HTTP calls, and what makes a server offer them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An HTTP call. `path` is that of the server's root, or of `--reset-url`'s server where `elsewhere`.
+
+    `{slot}` in a path stands for each of the slots that GET /slots lists.
+    """
+
+    method: str
+    path: str
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`hint`: what the server needs so that it offers the calls. `takes_url`: a call goes to a server of its own."""
+
+    calls: tuple[Call, ...]
+    hint: str
+    elsewhere_port: int | None = None
+
+    @property
+    def takes_url(self) -> bool:
+        return self.elsewhere_port is not None
+
+
+_VLLM_HINT = "vLLM offers it when it is started with VLLM_SERVER_DEV_MODE=1 in its environment"
+_SGLANG_HINT = "SGLang offers POST /flush_cache; where it has an admin key, give that as the API key"
+
+PRESETS: Mapping[str, Preset] = {
+    "vllm": Preset((Call("POST", "/reset_prefix_cache"),), _VLLM_HINT),
+    "vllm+connector": Preset((Call("POST", "/reset_prefix_cache?reset_external=true"),), _VLLM_HINT),
+    "sglang": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT),
+    "llamacpp": Preset(
+        (Call("POST", "/slots/{slot}?action=erase"),),
+        "llama.cpp offers it with --slots and --slot-save-path; --cache-ram 0 keeps it from a second cache that no "
+        "call empties",
+    ),
+    "lmcache": Preset(
+        (Call("DELETE", "/cache/clear", elsewhere=True), Call("POST", "/reset_prefix_cache")),
+        f"LMCache offers it with internal_api_server_enabled: true, by default at port 7000 (--reset-url names "
+        f"another); {_VLLM_HINT}",
+        elsewhere_port=7000,
+    ),
+    "akv": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT),
+}
+"""Read in the servers' own sources: vLLM's cache api_router, SGLang's http_server, llama.cpp's server, LMCache's
+internal_api_server."""

@@ -1,0 +1,77 @@
+"""A prompt of our own, sent to see what is in the cache: it comes back with cached tokens, or it does not."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvaudit.engines.server.target import Answered, Target
+from kvaudit.records import Sampling, Wording
+
+_LINES = 80
+"""Some 1,200 tokens: several chunks of 256, LMCache's, and many blocks of any prefix cache."""
+_CLEAR, _CLEAR_MS = 0.7, 5.0
+"""Where every warm TTFT is below this share of every cold one, and by so much, TTFT tells them apart."""
+_TRIES = 5
+ASKED = Sampling(1)
+
+
+def new_prompt(*, chat: bool) -> Wording:
+    """A prompt that no server has seen, and that shares no beginning with any other."""
+    name = secrets.token_hex(8)
+    lines = [f"{name} line {number} holds {number * 7919 % 1000}." for number in range(_LINES)]
+    text = "\n".join([*lines, "Repeat the last number."])
+    return Wording(messages=(("user", text),)) if chat else Wording(text=text)
+
+
+@dataclass(slots=True)
+class Probe:
+    """`proven`: a prompt of this kind was seen to come from the cache, so that one that does not says something.
+
+    `cold_from`: a TTFT in milliseconds from which on a prompt was computed; None where times do not tell.
+    """
+
+    target: Target
+    chat: bool
+    proven: bool
+    wording: Wording = field(init=False)
+    cold_from: float | None = None
+
+    def __post_init__(self) -> None:
+        self.wording = new_prompt(chat=self.chat)
+
+    @property
+    def by(self) -> str:
+        """What tells a cold prompt from a warm one; the same however the times came out today."""
+        if self.target.counter.way is None:
+            return "time to first token, where that tells"
+        return self.target.counter.way if self.proven else "nothing: a prompt of kvaudit's own was not cached"
+
+    def warm(self) -> None:
+        """Make sure that a cache which keeps anything keeps the probe."""
+        self.target.ask(self.wording, ASKED)
+
+    def is_cached(self) -> bool | None:
+        """Whether the probe came from the cache; None where nobody can tell. It is in the cache afterwards."""
+        return self._cached(self.target.ask(self.wording, ASKED))
+
+    def learn_times(self, new: Callable[[], Wording]) -> None:
+        """How long prompts take that are new, and that are known, where the server counts nothing."""
+        cold, warm = list[float](), list[float]()
+        for _ in range(_TRIES):
+            wording = new()
+            cold.append(_ttft(self.target.ask(wording, ASKED)))
+            warm.append(_ttft(self.target.ask(wording, ASKED)))
+        if max(warm) < _CLEAR * min(cold) and min(cold) - max(warm) > _CLEAR_MS:
+            self.cold_from = (max(warm) + min(cold)) / 2
+
+    def _cached(self, answered: Answered) -> bool | None:
+        if answered.cached is not None:
+            return answered.cached > 0 if self.proven or answered.cached else None
+        return None if self.cold_from is None else _ttft(answered) < self.cold_from
+
+
+def _ttft(answered: Answered) -> float:
+    reply = answered.reply
+    return reply.total_ms if reply.ttft_ms is None else reply.ttft_ms

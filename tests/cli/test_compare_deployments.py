@@ -1,0 +1,130 @@
+"""`kvaudit replay --compare-url`: two servers side by side, and what their own noise could explain."""
+
+import sys
+
+import orjson
+import pytest
+from fakes import rolling_trace, write_trace
+from faulty_server import KEY, faulty_server
+from starlette.responses import JSONResponse
+
+from kvaudit import cli
+from kvaudit.deployments.comparing import Compared, Told, outcome
+
+
+@pytest.fixture
+def compare(monkeypatch, capsys, tmp_path):
+    """Run the command line here: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    trace = write_trace(tmp_path / "rolling.jsonl", rolling_trace(6, window=3))
+
+    def run(before, after, *more):
+        address = ["--engine", "server", "--base-url", before.url, "--compare-url", after.url, "--model", "m"]
+        monkeypatch.setattr(sys, "argv", ["kvaudit", "replay", str(trace), *address, "-o", "d.json", *more])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return left.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_two_alike_differ_in_nothing(compare, tmp_path):
+    with faulty_server() as before, faulty_server() as after:
+        code, out, err = compare(before, after)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"before: {before.url}, model m; 0.0 % of its answers differ from run to run",
+        f"after: {after.url}, model m; 0.0 % of its answers differ from run to run",
+        "0 of 6 answers changed though each deployment gives its own again: 0.0 % (95 % interval 0.0 to 39.0 %).",
+        "Answers: d.json",
+    ]
+    written = orjson.loads((tmp_path / "d.json").read_bytes())
+    assert [row["became"] for row in written["requests"]] == ["same"] * 6
+    assert (written["before"]["server"], written["after"]["server"]) == (before.url, after.url)
+    assert before.resets == after.resets == 0
+
+
+def test_what_changed_is_named(compare, tmp_path):
+    with faulty_server() as before, faulty_server() as after:
+        changed = {after.questions + 1 + request + 6 * turn: other for request in (1, 4) for turn in (0, 1)}
+        after.behaviour.failures = changed
+        code, out, _ = compare(before, after)
+    assert code == 0
+    assert "2 of 6 answers changed" in out
+    assert "Changed: r1, r4." in out
+    rows = orjson.loads((tmp_path / "d.json").read_bytes())["requests"]
+    assert {row["request_id"] for row in rows if row["became"] == "changed"} == {"r1", "r4"}
+    assert rows[1]["after"][0]["text"] == "upgraded"
+
+
+def other():
+    choice = {"index": 0, "text": "upgraded", "finish_reason": "stop"}
+    return JSONResponse({"model": "m", "choices": [choice]})
+
+
+def test_noise_of_one_is_no_change(compare):
+    with faulty_server() as before, faulty_server("random") as after:
+        code, out, _ = compare(before, after)
+    assert code == 0
+    assert "after: " in out
+    assert "100.0 % of its answers differ from run to run" in out
+    assert "0 of 6 answers changed" in out
+
+
+def test_requests_that_one_refuses_are_counted_and_not_compared(compare):
+    with faulty_server() as before, faulty_server() as after:
+        after.behaviour.failures = dict.fromkeys(range(1, 13), lambda: JSONResponse({"error": "too long"}, 400))
+        code, out, _ = compare(before, after)
+    assert code == 4
+    assert "6 of 6 requests were refused by one of them, and are not compared." in out
+    assert "Inconclusive: nothing was compared." in out
+
+
+def test_each_server_gets_its_own_key(compare, monkeypatch):
+    monkeypatch.setenv("KVAUDIT_API_KEY", KEY)
+    monkeypatch.setenv("KVAUDIT_OTHER_API_KEY", KEY + "-other")
+    with faulty_server(key=KEY) as before, faulty_server(key=KEY + "-other") as after:
+        code, out, _ = compare(before, after)
+    assert code == 0
+    assert KEY not in out
+
+
+def test_a_file_that_is_there_is_not_replaced_unless_that_is_asked_for(compare, tmp_path):
+    with faulty_server() as before, faulty_server() as after:
+        (tmp_path / "d.json").write_text("mine")
+        code, _, err = compare(before, after)
+        assert code == 2
+        assert "d.json is there already" in err
+        assert compare(before, after, "--force")[0] == 0
+
+
+@pytest.mark.parametrize(("more", "said"), [(("--orders", "3"), "--orders"), (("--reset", "vllm"), "--reset")])
+def test_what_audits_a_cache_has_no_use_here(compare, more, said):
+    with faulty_server() as before, faulty_server() as after:
+        code, _, err = compare(before, after, *more)
+    assert code == 2
+    assert f"{said} has no use" in err
+
+
+def row(name, before, after):
+    return Compared(name, tuple(map(Told, before)), tuple(map(Told, after)))
+
+
+def test_changes_that_noise_could_explain_are_inconclusive():
+    noisy = [row(f"n{i}", "ab", "aa") for i in range(5)]
+    same = [row(f"s{i}", "aa", "aa") for i in range(14)]
+    found = outcome([*noisy, *same, row("c", "aa", "bb")])
+    assert found.changed == ("c",)
+    assert found.share.value == pytest.approx(0.05)
+    assert found.noise_before.value == pytest.approx(0.25)
+    assert found.explained == pytest.approx(found.noise_before.high)
+    assert not found.is_conclusive
+    assert outcome([*same, row("c", "aa", "bb")]).is_conclusive
+    assert not outcome([]).is_conclusive
+
+
+def test_answers_are_equal_by_ids_where_both_show_them():
+    assert Told("x", (1, 2)).equals(Told("x", (1, 2)))
+    assert not Told("x", (1, 2)).equals(Told("x", (3,)))
+    assert Told("x", (1, 2)).equals(Told("x"))
+    assert not Told("x").equals(Told("y"))

@@ -1,0 +1,205 @@
+"""What can be asked of the engine, how a reset's answer is read, and what a server's counters say."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvaudit.engines.server.asking import Manner
+from kvaudit.engines.server.counters import Counts, way_of
+from kvaudit.engines.server.metrics import read_metrics
+from kvaudit.engines.server.options import OPTIONS, read_options
+from kvaudit.engines.server.presets import PRESETS
+from kvaudit.engines.server.resetting import Resetter, refused
+from kvaudit.engines.server.sending import Connection
+from kvaudit.errors import UsageError
+from kvaudit.records import Sampling, Wording
+
+URL = "http://gpu:8000/v1"
+
+
+def options(**given):
+    return read_options({"base-url": URL, "reset": "vllm"} | {name.replace("_", "-"): v for name, v in given.items()})
+
+
+def test_what_is_not_given_has_its_documented_value():
+    read = options()
+    assert (read.timeout, read.retries, read.patience, read.key_variable) == (300.0, 3, 120.0, "KVAUDIT_API_KEY")
+    assert (read.api, read.reference, read.authority) == ("auto", "auto", None)
+    assert set(OPTIONS) >= {"base-url", "reset", "retries"}
+
+
+def test_a_second_url_is_the_reference():
+    assert options(reference_url="https://b/v1/").reference == "url"
+    assert options(reference_url="https://b/v1/").reference_url == "https://b/v1"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nonsense": "1"}, "no option 'nonsense'"),
+        ({"base_url": ""}, "needs the address of a server"),
+        ({"base_url": "gpu:8000"}, "--base-url 'gpu:8000' is not the address"),
+        ({"base_url": "ftp://gpu/v1"}, "is not the address"),
+        ({"base_url": "http://gpu:99999/v1"}, "is not the address"),
+        ({"base_url": "http://u:p@gpu/v1"}, "--base-url holds a password"),
+        ({"base_url": "http://gpu/v1?key=x"}, "has more than a path"),
+        ({"api": "responses"}, "--api is 'responses'"),
+        ({"reference": "trust"}, "--reference is 'trust'"),
+        ({"reference": "url"}, "--reference url needs another server"),
+        ({"reference": "salt", "reference_url": URL}, "two ways to the same answers"),
+        ({"reset": ""}, "nothing says how this server's is emptied"),
+        ({"reset": "tgi"}, "unknown --reset 'tgi'"),
+        ({"reset_command": "true"}, "--reset and --reset-command are two ways"),
+        ({"reset_url": URL}, "--reset and --reset-url are two ways"),
+        ({"reset_body": "{}"}, "--reset-body is sent to --reset-url"),
+        ({"reset": "", "reset_url": f"{URL}?api_key=x"}, "--reset-url holds a key in 'api_key'"),
+        ({"reset": "", "reset_url": URL, "reset_method": "FLUSH"}, "--reset-method is 'FLUSH'"),
+        ({"timeout": "0"}, "--timeout is '0'"),
+        ({"timeout": "soon"}, "--timeout is 'soon'"),
+        ({"patience": "inf"}, "--patience is 'inf'"),
+        ({"retries": "-1"}, "--retries is '-1'"),
+        ({"retries": "1000"}, "--retries is '1000'"),
+        ({"concurrency": "0"}, "--concurrency is '0', no whole number from 1 to 100"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given, said):
+    with pytest.raises(UsageError) as error:
+        options(**given)
+    assert said in error.value.message
+
+
+def resetter(**given):
+    import ssl
+
+    connection = Connection(URL, None, ssl.create_default_context(), 1.0)
+    connection.close()
+    return Resetter(options(**given), connection).described()
+
+
+def test_every_preset_says_what_it_does():
+    told = {name: resetter(reset=name) for name in PRESETS}
+    assert told == {
+        "vllm": "vllm: POST http://gpu:8000/reset_prefix_cache",
+        "vllm+connector": "vllm+connector: POST http://gpu:8000/reset_prefix_cache?reset_external=true",
+        "sglang": "sglang: POST http://gpu:8000/flush_cache",
+        "llamacpp": "llamacpp: POST http://gpu:8000/slots/{slot}?action=erase",
+        "lmcache": "lmcache: DELETE http://gpu:7000/cache/clear, POST http://gpu:8000/reset_prefix_cache",
+        "akv": "akv: POST http://gpu:8000/flush_cache",
+    }
+    assert resetter(reset="lmcache", reset_url="http://b:7001").startswith("lmcache: DELETE http://b:7001/cache/clear,")
+    assert resetter(reset="", reset_url="http://b/clear?all=1", reset_method="put") == "PUT http://b/clear?all=1"
+    assert resetter(reset="", reset_command="docker restart vllm") == "command: docker restart vllm"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "done"),
+    [
+        (200, "", True),
+        (200, "Cache flushed.\n(When there are running requests, the operation will not be performed.)", True),
+        (200, '{"success": true}', True),
+        (200, '{"status": "success", "num_removed": 3}', True),
+        (200, '{"id_slot": 0, "n_erased": 3}', True),
+        (200, "[]", True),
+        (204, "", True),
+        (200, '{"success": false}', False),
+        (200, '{"status": "error", "message": "busy"}', False),
+        (200, '{"status": "Failed"}', False),
+        (200, '{"error": "no engine"}', False),
+        (200, '{"busy": true}', False),
+        (400, "not idle", False),
+        (307, "", False),
+        (503, "", False),
+    ],
+)
+def test_success_is_read_from_the_body_too(status, body, done):
+    told = refused(status, body)
+    assert (told is None) == done
+    assert told is None or str(status) in told
+
+
+# Counters
+
+PAGE = """\
+# HELP vllm:prefix_cache_hits_total Cached tokens.
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{engine="0",model_name="a} b"} 48.0
+vllm:prefix_cache_hits_total{engine="1",model_name="m"} 16
+vllm:external_prefix_cache_hits_total 4 1700000000000
+vllm:request_success_total{finished_reason="stop"} 2
+vllm:request_success_total{finished_reason="length"} 3
+process_start_time_seconds 1.7e+09
+a line that is none
+broken{x="y"} many
+"""
+
+
+def test_counters_are_summed_over_labels_and_kinds_of_cache():
+    page = read_metrics(PAGE)
+    assert (page.cached_tokens, page.requests, page.started) == (68.0, 5.0, 1.7e9)
+    nothing = read_metrics("")
+    assert (nothing.cached_tokens, nothing.requests, nothing.started) == (None, None, None)
+    assert read_metrics("sglang:cached_tokens_total 7\n").cached_tokens == 7.0
+
+
+@given(st.text())
+def test_any_page_can_be_read(text):
+    assert all(
+        isinstance(value, float) and not math.isnan(len(name)) for name, value in read_metrics(text).values.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("cold", "warm", "way"),
+    [
+        ((0, None, None), (48, None, None), "usage"),
+        ((None, None, None), (48, None, None), "usage"),
+        ((None, 0, None), (None, 48, None), "timings"),
+        ((0, None, 0), (0, None, 48), "metrics"),
+        ((0, None, None), (0, None, None), "usage"),
+        ((None, None, 0), (None, None, 0), "metrics"),
+        ((None, None, None), (None, None, None), None),
+    ],
+)
+def test_the_way_that_saw_the_second_serve_counts(cold, warm, way):
+    assert way_of(Counts(*cold), Counts(*warm)) == way
+
+
+# The body
+
+
+def body(wording, api="auto", **given):
+    import orjson
+
+    path, sent = Manner("m", api, 7).without("return_token_ids", "stream_options").question(wording, **given)
+    return path, orjson.loads(sent)
+
+
+def test_a_prompt_is_asked_for_greedily_and_with_a_seed():
+    path, sent = body(Wording(text="Once"), sampling=Sampling(4, ("\n",)))
+    assert path == "/completions"
+    assert sent == {
+        "model": "m",
+        "prompt": "Once",
+        "max_tokens": 4,
+        "temperature": 0,
+        "stream": True,
+        "stop": ["\n"],
+        "seed": 7,
+    }
+
+
+def test_a_text_becomes_a_message_where_only_chats_are_offered():
+    path, sent = body(Wording(text="Once"), api="chat", sampling=Sampling(4))
+    assert (path, sent["messages"]) == ("/chat/completions", [{"role": "user", "content": "Once"}])
+    assert "prompt" not in sent
+
+
+def test_extra_fields_never_replace_what_an_audit_sets():
+    extra = '{"cache_salt":"tenant","temperature":1,"model":"x","stream":false,"reposition":true}'
+    _, sent = body(Wording(text="Once", extra=extra), sampling=Sampling(4))
+    assert (sent["cache_salt"], sent["reposition"], sent["temperature"], sent["model"]) == ("tenant", True, 0, "m")
+    assert sent["stream"] is True
+    _, salted = body(Wording(text="Once", extra=extra), sampling=Sampling(4), salt="own")
+    assert salted["cache_salt"] == "own"
