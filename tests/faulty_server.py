@@ -42,7 +42,7 @@ Failure = Callable[[], Response]
 class Behaviour:
     """`counters`: where cached tokens are told: usage, timings, metrics or nowhere. `failures`: by the number of the
     question (from 0, all attempts counted), what is done in place of an answer. `slow_prefill`: seconds a prompt that
-    is not cached takes. `refuses`: fields that it answers with 400."""
+    is not cached takes. `refuses`: fields that it answers with 400. `least_cached`: shorter ones are not cached."""
 
     counters: str = "usage"
     salts: bool = True
@@ -64,6 +64,7 @@ class Behaviour:
     foreign: int = 0
     newer_limit: bool = False
     unready: int = 0
+    least_cached: int = 0
 
 
 class FaultyServer:
@@ -213,7 +214,7 @@ class FaultyServer:
         prompt = _chunked(text)
         name = sha256(repr(prompt.token_ids).encode()).hexdigest()[:12]
         self.times[name] = self.times.get(name, 0) + 1
-        salted = self.behaviour.salts and "cache_salt" in body
+        salted = (self.behaviour.salts and "cache_salt" in body) or len(text) < self.behaviour.least_cached
         return self.engine.serve(
             f"{name}-{self.times[name]}",
             "request",

@@ -15,7 +15,7 @@ from kvaudit.analysis.examples import Example, ProvenanceOf, worst_requests
 from kvaudit.analysis.figures import Figure, answer_figures, stream_overlap, summary_table
 from kvaudit.analysis.findings import Finding, find
 from kvaudit.analysis.gates import Gates
-from kvaudit.analysis.limits import MAX_NOISE
+from kvaudit.analysis.limits import MAX_NOISE, MAX_RETRIED, Limits
 from kvaudit.analysis.verdict import Verdict, decide
 from kvaudit.errors import RunError
 
@@ -104,7 +104,7 @@ def _compared(run: RunTables) -> tuple[Side, int]:
     overlap = stream_overlap(requests)
     grid = build_grid(run.table("observations"), requests, tuple(run.arms()))
     pairs = compare(grid)
-    findings = find(grid, pairs, _max_noise(run.manifest), overlap)
+    findings = find(grid, pairs, _limits(run.manifest), overlap)
     return Side(run.manifest, findings, grid, pairs, requests), overlap
 
 
@@ -113,10 +113,14 @@ def _seed(manifest: Mapping[str, Any]) -> int:
     return seed if isinstance(seed, int) and seed >= 0 else 0
 
 
-def _max_noise(manifest: Mapping[str, Any]) -> float:
-    limit = section(manifest, "settings").get("max_noise")
+def _limits(manifest: Mapping[str, Any]) -> Limits:
+    return Limits(_limit(manifest, "max_noise", MAX_NOISE), _limit(manifest, "max_retried", MAX_RETRIED))
+
+
+def _limit(manifest: Mapping[str, Any], name: str, default: float) -> float:
+    limit = section(manifest, "settings").get(name)
     if limit is None:
-        return MAX_NOISE
+        return default
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 <= limit <= 1:
-        raise RunError(f"the manifest's max_noise is {limit!r}, not a share from 0 to 1")
+        raise RunError(f"the manifest's {name} is {limit!r}, not a share from 0 to 1")
     return float(limit)

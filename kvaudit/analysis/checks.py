@@ -10,7 +10,7 @@ import numpy as np
 
 from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
 from kvaudit.analysis.figures import empty_answers, variation_by_request
-from kvaudit.analysis.limits import MAX_RETRIED
+from kvaudit.analysis.limits import Limits
 from kvaudit.analysis.reproduction import proven_variation, touched_orders
 from kvaudit.analysis.stats import Floats, wilson
 from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
@@ -64,7 +64,7 @@ class Reason:
     names: tuple[str, ...] = ()
 
 
-def reference_reasons(grid: Grid, pairs: Sequence[Pair], max_noise: float) -> list[Reason]:
+def reference_reasons(grid: Grid, pairs: Sequence[Pair], limits: Limits) -> list[Reason]:
     """What is wrong with the reference, and so with every policy's audit."""
     reasons = []
     arms = grid.find(FULL_PREFILL, order=CHRONOLOGICAL)[:1]
@@ -86,16 +86,16 @@ def reference_reasons(grid: Grid, pairs: Sequence[Pair], max_noise: float) -> li
     unknown = sum(int(np.isnan(grid.column("reused_tokens", arm)[_served(grid, arm)]).sum()) for arm in arms)
     if unknown:
         reasons.append(Reason("reference-unverified", unknown))
-    reasons += _retry_reasons(grid, (*arms, *repeats))
+    reasons += _retry_reasons(grid, (*arms, *repeats), limits.retried)
     differing, total = disagreement(pairs, "noise", FULL_PREFILL)
-    if _beyond(max_noise, differing, total):
-        reasons.append(Reason("noise-floor", differing, total, max_noise))
+    if _beyond(limits.noise, differing, total):
+        reasons.append(Reason("noise-floor", differing, total, limits.noise))
     return reasons
 
 
-def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: float, block: int) -> list[Reason]:
+def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, limits: Limits, block: int) -> list[Reason]:
     """What is wrong with one policy's arms."""
-    reasons = []
+    reasons, max_noise = [], limits.noise
     orders = grid.find(policy)
     if len(orders) < 2:
         reasons.append(Reason("too-few-orders", len(orders)))
@@ -115,7 +115,7 @@ def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: fl
     reasons += _reuse_reasons(grid, orders)
     reasons += _cache_reasons(grid, arms)
     reasons += _budget_reasons(grid, arms)
-    reasons += _retry_reasons(grid, arms)
+    reasons += _retry_reasons(grid, arms, limits.retried)
     return reasons
 
 
@@ -239,13 +239,13 @@ def _budget_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
         yield Reason("budget-missed", missed, total, names=_names(grid, hit))
 
 
-def _retry_reasons(grid: Grid, arms: Sequence[int]) -> Iterator[Reason]:
+def _retry_reasons(grid: Grid, arms: Sequence[int], max_retried: float) -> Iterator[Reason]:
     """An arm in which too many requests were sent again has another history than it was meant to have."""
     retried = {arm: int((grid.column("attempts", arm) > 1).sum()) for arm in arms}
-    hit = [arm for arm, count in retried.items() if count > MAX_RETRIED * len(_present(grid, arm))]
+    hit = [arm for arm, count in retried.items() if count > max_retried * len(_present(grid, arm))]
     if hit:
         total = sum(len(_present(grid, arm)) for arm in hit)
-        yield Reason("retried", sum(retried[arm] for arm in hit), total, MAX_RETRIED, _names(grid, hit))
+        yield Reason("retried", sum(retried[arm] for arm in hit), total, max_retried, _names(grid, hit))
 
 
 def _served(grid: Grid, arm: int) -> Flags:

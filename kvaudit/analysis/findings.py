@@ -12,6 +12,7 @@ from kvaudit.analysis import stats
 from kvaudit.analysis.checks import STANDING, Reason, ReasonCode, disagreement, policy_reasons, reference_reasons
 from kvaudit.analysis.compare import Grid, Pair
 from kvaudit.analysis.figures import variation_by_request
+from kvaudit.analysis.limits import Limits
 from kvaudit.analysis.reproduction import (
     chance_of_reproducing,
     decided_by_rounding,
@@ -85,21 +86,20 @@ class Finding:
         return self.chance_of_reproducing is None or self.chance_of_reproducing <= stats.ALPHA
 
 
-def find(grid: Grid, pairs: Sequence[Pair], max_noise: float, overlap: int = 1) -> tuple[Finding, ...]:
+def find(grid: Grid, pairs: Sequence[Pair], limits: Limits, overlap: int = 1) -> tuple[Finding, ...]:
     """The finding of every policy.
 
-    `max_noise`: the share of answers that a second run of the same order may give differently. `overlap`: how many
-    successive requests share content (`figures.stream_overlap`).
+    `overlap`: how many successive requests share content (`figures.stream_overlap`).
     """
-    shared = reference_reasons(grid, pairs, max_noise)
-    return tuple(_finding(grid, pairs, policy, shared, max_noise, overlap) for policy in grid.policies)
+    shared = reference_reasons(grid, pairs, limits)
+    return tuple(_finding(grid, pairs, policy, shared, limits, overlap) for policy in grid.policies)
 
 
 def _finding(
-    grid: Grid, pairs: Sequence[Pair], policy: str, shared: Sequence[Reason], max_noise: float, overlap: int
+    grid: Grid, pairs: Sequence[Pair], policy: str, shared: Sequence[Reason], limits: Limits, overlap: int
 ) -> Finding:
     block = stats.block_length(overlap, len(grid.request_ids))
-    reasons = (*shared, *policy_reasons(grid, pairs, policy, max_noise, block))
+    reasons = (*shared, *policy_reasons(grid, pairs, policy, limits, block))
     variation = variation_by_request(grid, pairs, policy)
     flipped = np.flatnonzero(variation > 0)
     compared = int((~np.isnan(variation)).sum())

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from kvaudit.engines.server.target import Target
     from kvaudit.records import Trace
 
-NO_USE = ("orders", "policy", "max_noise", "reference", "reference_url", "reset", "reset_url", "reset_command")
+NO_USE = (
+    "orders",
+    "policy",
+    "max_noise",
+    "max_retried",
+    "reference",
+    "reference_url",
+    "reset",
+    "reset_url",
+    "reset_command",
+)
 """Parameters of an audit that a comparison of two deployments has no use for."""
 FORMAT = "kvaudit deployments"
 _INCONCLUSIVE = 4

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvaudit.analysis.limits import MAX_NOISE
+from kvaudit.analysis.limits import MAX_NOISE, MAX_RETRIED
 from kvaudit.cli.progress import ReplayInterruptedError
-from kvaudit.cli.servers import compared_deployments, server_options
+from kvaudit.cli.servers import SERVER, compared_deployments, server_options
 from kvaudit.cli.values import (
     default_run_folder,
     left_out_notes,
@@ -111,6 +111,13 @@ def replay(
             help="The largest share of answers that a second run of the same order may give differently.",
         ),
     ] = MAX_NOISE,
+    max_retried: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="--engine server: the largest share of an arm's requests that may have been sent again.",
+        ),
+    ] = MAX_RETRIED,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="RUN", help="The run folder. [default: runs/TRACE-SETTINGS]"),
@@ -220,8 +227,9 @@ def replay(
         seed=seed,
         options=dict(name_and_value(text) for text in option or ()) | server_options(context, engine),
     )
-    if not 0 <= max_noise <= 1:
-        raise UsageError(f"--max-noise is {max_noise}", "give a share from 0 to 1, such as 0.01")
+    for name, limit in (("noise", max_noise), ("retried", max_retried)):
+        if not 0 <= limit <= 1:
+            raise UsageError(f"--max-{name} is {limit}", "give a share from 0 to 1, such as 0.01")
     from kvaudit.plan import make_plan
     from kvaudit.reports.escape import visible
     from kvaudit.reports.words.verdict import headline
@@ -246,11 +254,12 @@ def replay(
         )
         raise typer.Exit(code)
     plan = make_plan(len(recorded.requests), engine, settings, policy or (), orders)
-    manifest = new_manifest(recorded, plan, max_noise)
+    bearable = (max_noise, max_retried if engine == SERVER else None)
+    manifest = new_manifest(recorded, plan, *bearable)
     path = output or default_run_folder(trace, manifest["settings_digest"])
     with open_folder(path, manifest, force=force) as folder:
         kept = len(folder.finished) == len(plan.arms)
-        audit = _audited(recorded, plan, folder, max_noise)
+        audit = _audited(recorded, plan, folder, *bearable)
     if kept:
         finished = audit.manifest["finished"]
         typer.echo(
@@ -267,7 +276,7 @@ def _is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float) -> Audit:
+def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float, max_retried: float | None) -> Audit:
     from kvaudit.analysis.audit import analyse
     from kvaudit.cli.progress import progress_on_stderr
     from kvaudit.plugins import load
@@ -278,7 +287,7 @@ def _audited(trace: Trace, plan: Plan, folder: RunFolder, max_noise: float) -> A
     try:
         with progress_on_stderr() as progress:
             run_arms(trace, lambda: load("engines", plan.engine)(plan.settings), plan, folder, progress)
-        folder.set_max_noise(max_noise)
+        folder.set_limits(max_noise, max_retried)
         audit = analyse(folder.run, provenance=folder.run.provenance)
         folder.write_table("comparisons", audit.comparisons.to_batches())
         folder.write_table("summary", audit.summary.to_batches())

@@ -33,6 +33,8 @@ _OF_COMPUTING = (
     "study",
 )
 """Parameters that say how an engine computes."""
+_OF_SERVERS = ("compare_url", "compare_model", "max_retried")
+"""Parameters for servers that are no options of the engine."""
 
 
 def server_options(context: typer.Context, engine: str) -> dict[str, str]:
@@ -50,7 +52,7 @@ def server_options(context: typer.Context, engine: str) -> dict[str, str]:
     options = {name: str(context.params[_parameter(name)]) for name in OPTIONS if _parameter(name) in given}
     if engine == SERVER and "model" not in given:
         raise UsageError("engine 'server' needs the name of a model", "give --model as the server lists it")
-    others = {*options, *(name.replace("_", "-") for name in ("compare_url", "compare_model") if name in given)}
+    others = {*options, *(name.replace("_", "-") for name in _OF_SERVERS if name in given)}
     if others and engine != SERVER:
         raise UsageError(f"--{min(others)} is for a server, and the engine is {engine!r}", "add --engine server")
     return options

@@ -24,7 +24,17 @@ from kvaudit.store.layout import (
     part_path,
     table_path,
 )
-from kvaudit.store.manifest import FINISHED, UNFINISHED, Manifest, engine_facts, manifest_bytes, now, read_manifest
+from kvaudit.store.manifest import (
+    FINISHED,
+    LIMITS,
+    UNFINISHED,
+    Manifest,
+    engine_facts,
+    limits,
+    manifest_bytes,
+    now,
+    read_manifest,
+)
 from kvaudit.store.reading import Run
 from kvaudit.store.references import References
 from kvaudit.store.writing import PartFiles, write_bytes, write_table
@@ -97,10 +107,11 @@ class RunFolder:
             self.manifest |= {"status": FINISHED, "finished": now()}
             self._write_manifest()
 
-    def set_max_noise(self, limit: float) -> None:
-        """The noise floor's limit may change from one replay to the next: no answer depends on it."""
-        if self.manifest["settings"].get("max_noise") != limit:
-            self.manifest["settings"]["max_noise"] = limit
+    def set_limits(self, max_noise: float, max_retried: float | None = None) -> None:
+        """Limits may change from one replay to the next: no answer depends on them."""
+        settings, wanted = self.manifest["settings"], limits(max_noise, max_retried)
+        if any(settings.get(name) != limit for name, limit in wanted.items()):
+            settings |= wanted
             self._write_manifest()
 
     def remove_temporary_files(self) -> None:
@@ -180,7 +191,7 @@ def _claimed(path: Path, manifest: Manifest, force: bool) -> RunFolder:
 def _changed(held: Manifest, wanted: Manifest) -> str:
     """What two audits differ in, by the manifest's names."""
     before, after = held["settings"], wanted["settings"]
-    names = [name for name in after if name != "max_noise" and after[name] != before.get(name)]
+    names = [name for name in after if name not in LIMITS and after[name] != before.get(name)]
     if held["trace"].get("digest") != wanted["trace"]["digest"]:
         names.append("trace")
     return ", ".join(name.replace("_", " ") for name in names) or "kvaudit's version"

@@ -25,6 +25,8 @@ FINISHED = "finished"
 
 Manifest = dict[str, Any]
 
+LIMITS = frozenset({"max_noise", "max_retried"})
+"""Settings that no answer depends on."""
 _LIBRARIES = ("numpy", "pyarrow", "torch", "transformers", "tokenizers", "safetensors", "gguf", "scipy", "statsmodels")
 
 
@@ -64,8 +66,9 @@ def _shown(path: str) -> str:
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def new_manifest(trace: Trace, plan: Plan, max_noise: float) -> Manifest:
-    """`max_noise` is the share of answers that full prefill may give differently; no answer depends on it."""
+def new_manifest(trace: Trace, plan: Plan, max_noise: float, max_retried: float | None = None) -> Manifest:
+    """`max_noise` is the share of answers that full prefill may give differently, `max_retried` that of an arm's
+    requests that may have been sent to a server again, None where the engine is none; no answer depends on them."""
     return {
         "format": FORMAT,
         "schema_version": SCHEMA_VERSION,
@@ -75,13 +78,18 @@ def new_manifest(trace: Trace, plan: Plan, max_noise: float) -> Manifest:
         "finished": None,
         "settings_digest": settings_digest(trace.digest, plan),
         "trace": {"digest": trace.digest, "source": _shown(trace.source), "requests": len(trace.requests)},
-        "settings": {**plan.as_data(), "max_noise": max_noise},
+        "settings": {**plan.as_data(), **limits(max_noise, max_retried)},
         "policies": _policies(plan),
         "arms": _arms(plan),
         "engine": None,
         "host": _host(),
         "libraries": {name: version for name in _LIBRARIES if (version := _version(name)) is not None},
     }
+
+
+def limits(max_noise: float, max_retried: float | None = None) -> Manifest:
+    """What of the settings may change from one replay to the next, under the manifest's names."""
+    return {"max_noise": max_noise} | ({} if max_retried is None else {"max_retried": max_retried})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -114,7 +122,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _digest_holds(manifest: Manifest) -> bool:
     """Whether settings, trace and arms are those that the digest in it, and in every table, was made over."""
     try:
-        settings = {name: value for name, value in manifest["settings"].items() if name != "max_noise"}
+        settings = {name: value for name, value in manifest["settings"].items() if name not in LIMITS}
         found = _digest(
             manifest["kvaudit_version"],
             manifest["schema_version"],

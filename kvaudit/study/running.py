@@ -93,7 +93,7 @@ class Study:
                     engine.close()
                     raise
                 self._replay(cell, plan, folder, lambda: engine, opener, progress)
-            folder.set_max_noise(self.max_noise)
+            folder.set_limits(self.max_noise)
             audit = analyse(folder.run)
             folder.write_table("comparisons", audit.comparisons.to_batches())
             folder.write_table("summary", audit.summary.to_batches())

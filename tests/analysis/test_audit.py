@@ -24,9 +24,10 @@ def test_an_audit_holds_every_stage_s_result():
 
 
 @pytest.mark.parametrize("limit", [-1, 2, "much", True, [0]])
-def test_a_noise_limit_that_is_none_is_refused(limit):
-    with pytest.raises(RunError, match="max_noise"):
-        analyse(run(clean(), settings={"max_noise": limit}))
+@pytest.mark.parametrize("name", ["max_noise", "max_retried"])
+def test_a_limit_that_is_none_is_refused(name, limit):
+    with pytest.raises(RunError, match=name):
+        analyse(run(clean(), settings={name: limit}))
 
 
 @pytest.mark.parametrize("manifest", [{}, {"settings": None}, {"settings": [1]}, {"settings": {"seed": "x"}}])

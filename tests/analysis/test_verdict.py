@@ -12,7 +12,7 @@ from kvaudit.analysis.checks import OF_ROUNDING, STANDING, Reason, ReasonCode
 from kvaudit.analysis.compare import build_grid, compare
 from kvaudit.analysis.findings import Finding, find
 from kvaudit.analysis.gates import GateResult, Gates, NonInferiority
-from kvaudit.analysis.limits import MAX_NOISE
+from kvaudit.analysis.limits import MAX_NOISE, MAX_RETRIED, Limits
 from kvaudit.analysis.verdict import EXIT_CODES, Verdict, decide
 from kvaudit.errors import UsageError
 from kvaudit.reports.words.findings import finding_details
@@ -31,8 +31,9 @@ def damaged(chronological: str = WORDS, other: str = "a x c d", reset: str = WOR
 
 def finding(built: BuiltRun, policy: str = "p") -> Finding:
     grid = build_grid(built.table("observations"), built.table("requests"), built.arms())
-    max_noise = built.manifest["settings"].get("max_noise", MAX_NOISE)
-    (found,) = [found for found in find(grid, compare(grid), max_noise) if found.policy == policy]
+    settings = built.manifest["settings"]
+    limits = Limits(settings.get("max_noise", MAX_NOISE), settings.get("max_retried", MAX_RETRIED))
+    (found,) = [found for found in find(grid, compare(grid), limits) if found.policy == policy]
     return found
 
 
@@ -255,6 +256,7 @@ def test_requests_that_were_sent_again():
     built = healthy().with_rows(lambda row: row | {"attempts": 2 if at(row, first=True, control="repeat") else 1})
     reason = alone(built, "retried")
     assert (reason.count, reason.total, reason.limit, reason.names) == (1, 4, 0.01, ("p.chronological.repeat",))
+    assert not finding(replace(built, manifest={"settings": {"max_retried": 0.25}})).reasons
     assert not finding(healthy().with_rows(lambda row: row | {"attempts": 1})).reasons
 
 

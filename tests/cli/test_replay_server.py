@@ -115,6 +115,8 @@ def test_options_of_a_server_by_themselves_and_by_option_are_the_same_audit(audi
         (("--engine", "server", "--model", "m", "--policy", "none"), "takes no recomputation policy (none)"),
         (("--base-url", "http://gpu:8000/v1"), "--base-url is for a server, and the engine is 'embedded'"),
         (("--engine", "scripted", "--reset-command", "true"), "--reset-command is for a server"),
+        (("--engine", "scripted", "--max-retried", "0.1"), "--max-retried is for a server"),
+        (("--engine", "server", "--model", "m", "--max-retried", "2"), "--max-retried is 2.0"),
         (("--engine", "scripted", "--policy", "as-served"), "'scripted' takes policies, and as-served is none"),
         (
             ("--engine", "server", "--model", "m", "--base-url", "http://h/v1"),

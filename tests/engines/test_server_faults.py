@@ -1,8 +1,12 @@
 """What goes wrong between kvaudit and a server, and what becomes of an arm then."""
 
+import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from faulty_server import KEY, SEPARATOR, faulty_server
@@ -11,6 +15,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from kvaudit.engines import EngineSettings
 from kvaudit.engines.server import open_engine
 from kvaudit.engines.server import retrying as retrying_module
+from kvaudit.engines.server.identity import Watch
+from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies.as_served import AsServed
 from kvaudit.records import Prompt, PromptSegment, Sampling, Wording
@@ -177,6 +183,16 @@ def test_a_counter_that_falls_is_a_restart_too(opened):
             serve(engine)
 
 
+def test_llamacpp_that_starts_to_count_anew_is_a_restart_too():
+    pages = iter(f"llamacpp:prompt_tokens_total {total}\n" for total in (100, 150, 7))
+    connection = SimpleNamespace(found=lambda path: next(pages))
+    watch = Watch(connection)
+    watch.begin()
+    watch.check()
+    with pytest.raises(EngineError, match="restarted in the middle of an arm"):
+        watch.check()
+
+
 def test_a_restart_that_is_the_reset_is_none_in_mid_arm(opened):
     with faulty_server() as server:
         engine = opened(server)
@@ -228,6 +244,33 @@ def test_a_model_that_is_not_served_is_refused_before_anything_is_asked(opened):
         with pytest.raises(UsageError, match=r"does not serve 'x'.*serves m"):
             opened(server, model="x")
         assert server.questions == 0
+
+
+# A server that closes connections behind streams, as llama.cpp does
+
+
+def one_stream_a_connection(listening):
+    """Answers what comes; behind a stream it hears the next request and closes the connection."""
+    stream = BEGINNING + b"data: [DONE]\n\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            return
+        with connection:
+            connection.recv(65536)
+            connection.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(stream), stream))
+            connection.recv(65536)
+
+
+def test_no_request_meets_a_connection_that_closes_behind_a_stream():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = "http://{}:{}".format(*listening.getsockname())
+        threading.Thread(target=one_stream_a_connection, args=(listening,), daemon=True).start()
+        connection = Connection(url, None, ssl.create_default_context(), 5.0)
+        assert [connection.ask("/completions", b"{}").ended for _ in range(3)] == [True] * 3
+        connection.close()
 
 
 # Answers that are not what they claim to be
@@ -434,6 +477,29 @@ def test_nothing_is_verified_where_nothing_is_told(opened):
         engine = opened(server)
         assert engine.reset().entries is None
         assert serve(engine).reused_tokens is None
+
+
+def test_one_probe_that_was_held_up_does_not_verify_a_reset(opened):
+    with faulty_server("hidden-stale-cache", counters="nowhere", slow_prefill=0.05) as server:
+        engine = opened(server)
+        held_up = server.questions + 3
+
+        def late():
+            time.sleep(0.1)
+            return whole(choices=[CHOICE])()
+
+        server.behaviour.failures[held_up] = late
+        assert engine.reset().entries == 1
+        assert server.questions > held_up
+
+
+@pytest.mark.parametrize(("least_cached", "last_line"), [(0, 19), (2000, 79)])
+def test_a_short_probe_is_taken_where_the_server_keeps_it(opened, least_cached, last_line):
+    with faulty_server(least_cached=least_cached) as server:
+        assert opened(server).reset().entries == 0
+    probe = server.bodies[-1]["messages"][0]["content"]
+    assert f" line {last_line} " in probe
+    assert f" line {last_line + 1} " not in probe
 
 
 def test_times_verify_a_reset_where_nothing_is_counted(opened):

@@ -141,6 +141,7 @@ def test_counters_are_summed_over_labels_and_kinds_of_cache():
     nothing = read_metrics("")
     assert (nothing.cached_tokens, nothing.requests, nothing.started) == (None, None, None)
     assert read_metrics("sglang:cached_tokens_total 7\n").cached_tokens == 7.0
+    assert read_metrics("llamacpp:prompt_tokens_cached_total 7\n").cached_tokens == 7.0
 
 
 @given(st.text())

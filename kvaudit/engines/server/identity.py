@@ -77,7 +77,7 @@ class Watch:
 
     @property
     def sees_restarts(self) -> bool:
-        return self.first is not None and (self.first.started is not None or self.first.requests is not None)
+        return self.first is not None and (self.first.started is not None or self.first.growing is not None)
 
     def sending(self) -> None:
         """Told before every attempt, also from several threads: the server may count it before it has answered."""
@@ -109,7 +109,7 @@ class Watch:
         found = found or self._look()
         if found is None:
             return
-        restarted = found.started != self.first.started or (found.requests or 0) < (self.first.requests or 0)
+        restarted = found.started != self.first.started or (found.growing or 0) < (self.first.growing or 0)
         if restarted:
             raise EngineError(
                 "the server was restarted in the middle of an arm: its cache is gone, and the arm is void",

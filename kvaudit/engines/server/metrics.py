@@ -10,9 +10,12 @@ CACHED = (
     ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
     ("sglang:cached_tokens_total",),
     ("lmcache:num_hit_tokens_total",),
+    ("llamacpp:prompt_tokens_cached_total",),
 )
 """Tokens served from a cache; the first group of which a server tells any counts, and is summed."""
 REQUESTS = ("vllm:request_success_total", "sglang:num_requests_total")
+GROWING = (*REQUESTS, "llamacpp:prompt_tokens_total")
+"""What only a restart makes smaller."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 
 
@@ -40,6 +43,10 @@ class Metrics:
     def requests(self) -> float | None:
         """Requests that were answered."""
         return self.total(*REQUESTS)
+
+    @property
+    def growing(self) -> float | None:
+        return self.total(*GROWING)
 
 
 def read_metrics(text: str) -> Metrics:

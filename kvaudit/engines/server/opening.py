@@ -13,7 +13,7 @@ from kvaudit.engines.server.counters import Counter, way_of
 from kvaudit.engines.server.engine import FullPrefill, ServerEngine
 from kvaudit.engines.server.identity import Watch, check_model, read_identity
 from kvaudit.engines.server.options import ServerOptions, read_options
-from kvaudit.engines.server.probing import ASKED, Probe, new_prompt
+from kvaudit.engines.server.probing import ASKED, LONG, SHORT, Probe, new_prompt
 from kvaudit.engines.server.resetting import Resetter
 from kvaudit.engines.server.retrying import Retries
 from kvaudit.engines.server.sending import AttemptError, Connection, Reply
@@ -63,10 +63,14 @@ def opened_plainly(settings: EngineSettings, options: ServerOptions, url: str, k
 def _target(connection: Connection, settings: EngineSettings, options: ServerOptions) -> tuple[Target, Probe]:
     """A server whose cache matters, and what looks into that."""
     target, wording, cold = _asked(connection, settings, options, watched=True)
-    proven = _learn_counting(target, wording, cold)
-    probe = Probe(target, bool(wording.messages), proven)
+    chat, lines, proven = bool(wording.messages), SHORT, _learn_counting(target, wording, cold)
+    if not proven:
+        wording, lines = new_prompt(LONG, chat=chat), LONG
+        cold, _ = target.sent(*target.manner.question(wording, ASKED))
+        proven = _learn_counting(target, wording, cold)
+    probe = Probe(target, chat, lines, proven)
     if target.counter.way is None:
-        probe.learn_times(lambda: new_prompt(chat=probe.chat))
+        probe.learn_times()
     return target, probe
 
 
@@ -103,7 +107,7 @@ def _first_answered(targets: Iterable[tuple[bool, Target]]) -> tuple[Target, Wor
     for chat, target in targets:
         if other_api_only and chat:
             continue
-        wording = new_prompt(chat=chat)
+        wording = new_prompt(SHORT, chat=chat)
         try:
             reply, _ = target.sent(*target.manner.question(wording, ASKED))
         except EngineError as error:

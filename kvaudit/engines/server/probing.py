@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvaudit.engines.server.target import Answered, Target
 from kvaudit.records import Sampling, Wording
 
-_LINES = 80
-"""Some 1,200 tokens: several chunks of 256, LMCache's, and many blocks of any prefix cache."""
+Lines = Literal[20, 80]
+SHORT: Lines = 20
+"""Some 350 tokens: a chunk of 256, LMCache's, and several blocks of most prefix caches."""
+LONG: Lines = 80
+"""Some 1,200 tokens, for servers that keep nothing of a short prompt, and for times that tell."""
 _CLEAR, _CLEAR_MS = 0.7, 5.0
 """Where every warm TTFT is below this share of every cold one, and by so much, TTFT tells them apart."""
 _TRIES = 5
+_WITNESSES = 3
+"""Prompts of which none may come fast where times tell: one that is slow may have been held up by something else."""
 ASKED = Sampling(1)
 
 
-def new_prompt(*, chat: bool) -> Wording:
+def new_prompt(lines: Lines, *, chat: bool) -> Wording:
     """A prompt that no server has seen, and that shares no beginning with any other."""
     name = secrets.token_hex(8)
-    lines = [f"{name} line {number} holds {number * 7919 % 1000}." for number in range(_LINES)]
-    text = "\n".join([*lines, "Repeat the last number."])
+    numbers = [f"{name} line {number} holds {number * 7919 % 1000}." for number in range(lines)]
+    text = "\n".join([*numbers, "Repeat the last number."])
     return Wording(messages=(("user", text),)) if chat else Wording(text=text)
 
 
@@ -34,12 +39,19 @@ class Probe:
 
     target: Target
     chat: bool
+    lines: Lines
     proven: bool
     wording: Wording = field(init=False)
     cold_from: float | None = None
+    _witnesses: list[Wording] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.wording = new_prompt(chat=self.chat)
+        self.wording = self.new()
+        self._witnesses = [self.wording]
+
+    def new(self) -> Wording:
+        """A further prompt of this kind."""
+        return new_prompt(self.lines, chat=self.chat)
 
     @property
     def by(self) -> str:
@@ -50,21 +62,24 @@ class Probe:
 
     def warm(self) -> None:
         """Make sure that a cache which keeps anything keeps the probe."""
-        self.target.ask(self.wording, ASKED)
+        for wording in self._witnesses:
+            self.target.ask(wording, ASKED)
 
     def is_cached(self) -> bool | None:
         """Whether the probe came from the cache; None where nobody can tell. It is in the cache afterwards."""
-        return self._cached(self.target.ask(self.wording, ASKED))
+        told = [self._cached(self.target.ask(wording, ASKED)) for wording in self._witnesses]
+        return None if None in told else any(told)
 
-    def learn_times(self, new: Callable[[], Wording]) -> None:
+    def learn_times(self) -> None:
         """How long prompts take that are new, and that are known, where the server counts nothing."""
         cold, warm = list[float](), list[float]()
         for _ in range(_TRIES):
-            wording = new()
+            wording = self.new()
             cold.append(_ttft(self.target.ask(wording, ASKED)))
             warm.append(_ttft(self.target.ask(wording, ASKED)))
         if max(warm) < _CLEAR * min(cold) and min(cold) - max(warm) > _CLEAR_MS:
             self.cold_from = (max(warm) + min(cold)) / 2
+            self._witnesses += [self.new() for _ in range(_WITNESSES - 1)]
 
     def _cached(self, answered: Answered) -> bool | None:
         if answered.cached is not None:

@@ -20,7 +20,8 @@ time. `busy`: 429 or 503. `broken`: another 5xx, or an error in place of an answ
 
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 2.0
-"""Shorter than servers keep idle connections (5 s at uvicorn), so that no request meets a closing one."""
+"""Shorter than servers keep idle connections (5 s at uvicorn and llama.cpp)."""
+_QUESTION_STARTS = "http11.send_request_headers.started"
 _SHOWN = 500
 """Characters of what a server says that stand in an error."""
 _EVENT_STREAM = "text/event-stream"
@@ -67,28 +68,37 @@ class Reply:
 
 
 class Connection:
-    """Requests to one server, one at a time, over connections that are kept open."""
+    """Requests to one server.
+
+    Connections are kept for GETs alone. llama.cpp closes many after a stream, and a request that meets a closing one is
+    lost: to send it again would change the history.
+    """
 
     def __init__(self, base_url: str, key: str | None, verify: ssl.SSLContext, timeout: float) -> None:
         """`timeout`: seconds in which something has to come. The key goes to this server's host alone."""
         self.base_url = base_url
         self._root = base_url.removesuffix("/v1")
         self._key, self._verify, self._timeout = key, verify, timeout
-        self._client = self._opened()
+        self._open()
 
-    def _opened(self) -> httpx.Client:
+    def _open(self) -> None:
         headers = {"accept-encoding": "identity", "user-agent": "kvaudit"}
         timeout = httpx.Timeout(self._timeout, connect=_CONNECT_SECONDS)
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_SECONDS)
-        return httpx.Client(headers=headers, verify=self._verify, timeout=timeout, limits=limits)
+
+        def client(kept: int) -> httpx.Client:
+            limits = httpx.Limits(max_keepalive_connections=kept, keepalive_expiry=_IDLE_SECONDS)
+            return httpx.Client(headers=headers, verify=self._verify, timeout=timeout, limits=limits)
+
+        self._looking, self._acting = client(1), client(0)
 
     def close(self) -> None:
-        self._client.close()
+        self._looking.close()
+        self._acting.close()
 
     def reconnect(self) -> None:
         """Forget connections to a server that is no longer the same process."""
-        self._client.close()
-        self._client = self._opened()
+        self.close()
+        self._open()
 
     def root(self, path: str) -> str:
         return f"{self._root}{path}"
@@ -101,8 +111,9 @@ class Connection:
     def call(self, method: str, url: str, body: str = "") -> tuple[int, str]:
         """Status and body of a call that is no question. Raises AttemptError where there is no answer."""
         headers = self._headers(url) | ({"content-type": "application/json"} if body else {})
+        client = self._looking if method == "GET" else self._acting
         with self._failures():
-            response = self._client.request(method, url, content=body.encode() or None, headers=headers)
+            response = client.request(method, url, content=body.encode() or None, headers=headers)
             return response.status_code, response.text
 
     def found(self, path: str) -> str | None:
@@ -115,19 +126,20 @@ class Connection:
         answer: Answer = ChatAnswer() if path.startswith("/chat") else CompletionAnswer()
         reply, url = Reply(answer), f"{self.base_url}{path}"
         headers = self._headers(url) | {"content-type": "application/json"}
-        started = time.perf_counter()
-        with self._failures(), self._client.stream("POST", url, content=body, headers=headers) as response:
+        clock = _Clock()
+        asked = self._acting.stream("POST", url, content=body, headers=headers, extensions={"trace": clock})
+        with self._failures(), asked as response:
             if response.status_code != 200:
                 response.read()
                 raise self._rejected(response)
             if response.headers.get("content-type", "").startswith(_EVENT_STREAM):
                 for event in _events(response, reply):
                     if reply.take(event) and reply.ttft_ms is None:
-                        reply.ttft_ms = 1000 * (time.perf_counter() - started)
+                        reply.ttft_ms = clock.milliseconds()
             else:
                 reply.take(_object(response.read()), whole=True)
                 reply.ended = True
-        reply.total_ms = 1000 * (time.perf_counter() - started)
+        reply.total_ms = clock.milliseconds()
         if answer.error:
             raise AttemptError("broken", self.cleaned(answer.error), 200)
         if not (reply.ended or answer.finished):
@@ -152,6 +164,20 @@ class Connection:
         said = f"status {status}" + (f": {self.cleaned(told)}" if told.strip() else "")
         kind: Failing = "busy" if status in (429, 503) else "broken" if status >= 500 else "refused"
         return AttemptError(kind, said, status, _seconds(response.headers.get("retry-after", "")))
+
+
+class _Clock:
+    """Runs from when the request is sent: how long the connection took is no time of the server's."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __call__(self, event: str, _: Mapping[str, Any]) -> None:
+        if event == _QUESTION_STARTS:
+            self._started = time.perf_counter()
+
+    def milliseconds(self) -> float:
+        return 1000 * (time.perf_counter() - self._started)
 
 
 class _Failures:
