@@ -1,5 +1,8 @@
 """Fields of a request's body that only its server understands, kept as they were sent (AKV's `drop_message`,
 `cache_salt`, arguments of chat templates), so that a replay against a server asks the same.
+
+Tools of a logged request are text of its prompt (`tools.py`) and are not kept here: a server would put them in twice. A
+native trace may carry `tools` and `tool_choice` in a request's `extra`; they are sent with its messages as they are.
 """
 
 from __future__ import annotations

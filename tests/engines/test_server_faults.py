@@ -259,7 +259,9 @@ def one_stream_a_connection(listening):
         except OSError:
             return
         with connection:
-            connection.recv(65536)
+            asked = b""
+            while not asked.endswith(b"{}"):
+                asked += connection.recv(65536)
             connection.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(stream), stream))
             connection.recv(65536)
 

@@ -2,6 +2,7 @@
 
 import math
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from kvaudit.engines.server.resetting import Resetter, refused
 from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import UsageError
 from kvaudit.records import Sampling, Wording
+from kvaudit.traces import read_trace
+from kvaudit.wordings import Wordings
 
 URL = "http://gpu:8000/v1"
 
@@ -204,3 +207,19 @@ def test_extra_fields_never_replace_what_an_audit_sets():
     assert sent["stream"] is True
     _, salted = body(Wording(text="Once", extra=extra), sampling=Sampling(4), salt="own")
     assert salted["cache_salt"] == "own"
+
+
+def test_tools_that_a_trace_carries_are_sent_beside_its_messages(tmp_path):
+    tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
+    line = {
+        "request": "a",
+        "chat": True,
+        "segments": [{"kind": "query", "text": "Hi", "role": "user"}],
+        "extra": {"tools": tools, "tool_choice": "auto"},
+    }
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(orjson.dumps(line) + b"\n")
+    (request,) = read_trace(path).requests
+    _, sent = body(Wordings().request(request).wording, sampling=Sampling(4))
+    assert (sent["tools"], sent["tool_choice"]) == (tools, "auto")
+    assert sent["messages"] == [{"role": "user", "content": "Hi"}]

@@ -1,4 +1,10 @@
-"""How the caches of known servers are emptied: HTTP calls, and what makes a server offer them."""
+"""How the caches of known servers are emptied: HTTP calls, and what makes a server offer them.
+
+Tried against the running servers (tests/real_servers): `vllm` and `vllm+connector` at vLLM 0.32, the latter without a
+connector behind it, and `llamacpp` at llama.cpp b11549. `sglang` and `lmcache` follow what their projects document, and
+`akv` assumes that a patched SGLang empties its cache as SGLang does. Whatever a call claims, the probe looks
+(`probing.py`).
+"""
 
 from __future__ import annotations
 
@@ -51,5 +57,3 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "akv": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT),
 }
-"""Read in the servers' own sources: vLLM's cache api_router, SGLang's http_server, llama.cpp's server, LMCache's
-internal_api_server."""
