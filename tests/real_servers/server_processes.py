@@ -30,7 +30,7 @@ server = xllamacpp.Server(parameters)
 threading.Event().wait()
 """
 """llama.cpp's own HTTP server, as the wheel of xllamacpp carries it. Takes parameters of llama.cpp by their names."""
-_START_SECONDS = 300.0
+_START_SECONDS = 900.0
 _STOP_SECONDS = 30.0
 
 

@@ -102,6 +102,20 @@ def test_chunks_that_have_moved_count_as_reused_behind_cache_reuse(tmp_path):
     assert answers[1].reused_tokens > answers[1].prompt_tokens / 2
 
 
+def test_what_a_cache_behind_the_slots_brings_back_after_a_reset_is_counted(tmp_path):
+    """`--cache-ram` keeps prompts that left a slot, and erasing slots does not empty it."""
+    first, second = (Wording(text=" ".join(f"{name} {number}." for number in range(40))) for name in ("one", "two"))
+    with llamacpp(tmp_path, cache_ram_mib=256) as url:
+        engine = open_engine(settings(url, reset="llamacpp"))
+        engine.reset()
+        for wording in (first, second):
+            served(engine, wording, 300, Sampling(1))
+        engine.reset()
+        again = served(engine, first, 300, Sampling(1))
+        engine.close()
+    assert again.reused_tokens > 100
+
+
 def test_what_the_slots_need_is_named(tmp_path):
     with (
         llamacpp(tmp_path, slot_save_path="") as url,
