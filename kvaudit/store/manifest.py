@@ -140,9 +140,12 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 
 
 def engine_facts(description: Mapping[str, object]) -> dict[str, Any]:
-    """An engine's description and the processor under it, as they will be read back, so that two can be compared."""
+    """An engine's description and the processor under it, as they will be read back, so that two can be compared.
+
+    An engine that computes elsewhere names the processor itself.
+    """
     facts: dict[str, Any] = orjson.loads(
-        orjson.dumps({**description, "processor": processor_name()}, option=orjson.OPT_SERIALIZE_NUMPY, default=str)
+        orjson.dumps({"processor": processor_name(), **description}, option=orjson.OPT_SERIALIZE_NUMPY, default=str)
     )
     return facts
 

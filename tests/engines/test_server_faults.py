@@ -20,6 +20,7 @@ from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies.as_served import AsServed
 from kvaudit.records import Prompt, PromptSegment, Sampling, Wording
+from kvaudit.store.manifest import engine_facts
 
 POLICY = AsServed()
 LIMIT = Sampling(8)
@@ -237,6 +238,11 @@ def test_an_answer_of_another_model_is_refused(opened):
         server.behaviour.answers_as = "m-quantised"
         with pytest.raises(EngineError, match="another model answers than before: model was 'm', is 'm-quantised'"):
             serve(engine)
+
+
+def test_the_clients_processor_is_none_of_the_servers_facts(opened):
+    with faulty_server() as server:
+        assert engine_facts(opened(server).describe())["processor"] is None
 
 
 def test_a_model_that_is_not_served_is_refused_before_anything_is_asked(opened):

@@ -69,6 +69,7 @@ class ServerEngine:
             "restarts_seen_by": "/metrics" if target.counter.watch.sees_restarts else "lost connections alone",
             "fields_left_out": list(target.manner.left_out) or None,
             "concurrency": self._concurrency,
+            "processor": None,
         }
 
     def serve(
