@@ -56,11 +56,14 @@ class Plan:
         settings = asdict(self.settings)
         return {
             "engine": self.engine,
-            **{name: settings[name] for name in (_BLACK_BOX_SETTINGS if self.black_box else settings)},
+            **{name: settings[name] for name in (self._heeded() if self.black_box else settings)},
             "policies": list(self.policies),
             "policy_sources": self.policy_sources,
             "orders": len(self.orders),
         }
+
+    def _heeded(self) -> tuple[str, ...]:
+        return _BLACK_BOX_SETTINGS + find("engines", self.engine).settings
 
 
 def policy_arms(spec: PolicySpec, orders: Sequence[Order]) -> tuple[Arm, ...]:
@@ -90,6 +93,8 @@ def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Se
             "leave --policy out",
         )
     specs = read_policies(policies or DEFAULT_POLICIES)
+    for spec in specs:
+        _check_engine_of(spec, engine)
     ratio = settings.recompute_ratio
     if not (math.isfinite(ratio) and 0 < ratio <= 1):
         raise UsageError(
@@ -103,6 +108,15 @@ def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Se
     if capacity is not None and capacity <= 0:
         raise UsageError(f"the cache capacity is {capacity} bytes", "give a size such as 512MiB")
     return Plan(engine, settings, specs, make_orders(requests, orders, settings.seed))
+
+
+def _check_engine_of(spec: PolicySpec, engine: str) -> None:
+    own = spec.make().engine
+    if own not in (None, engine):
+        raise UsageError(
+            f"policy {spec.name!r} is the selection of engine {own!r} itself, which engine {engine!r} does not have",
+            f"leave it out, or take --engine {own}",
+        )
 
 
 def _as_served() -> PolicySpec:

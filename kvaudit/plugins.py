@@ -23,7 +23,8 @@ want of code. control: no paper has it; it makes the others meaningful."""
 class Plugin:
     """`target` is `module:attribute`; `summary` the one line that listings show; `needs` what it needs to work.
 
-    `policies`: whether an engine takes recomputation policies.
+    `policies`: whether an engine takes recomputation policies. `settings`: those of `EngineSettings` that an engine
+    without policies heeds beside model, seed and options.
     `suffix`: how the files of a report end, `/` for a report that is a folder. `standing`: how closely a policy follows
     what was published, `source` where that stands.
     """
@@ -36,6 +37,7 @@ class Plugin:
     standing: Standing | None = None
     source: str = ""
     policies: bool = True
+    settings: tuple[str, ...] = ()
 
 
 def _table(*plugins: Plugin) -> Mapping[str, Plugin]:
@@ -165,6 +167,14 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 source="arXiv:2502.15734, cache fix overhead, and a third-party port",
             ),
             Plugin(
+                "lmcache-default",
+                "kvaudit.policies.lmcache_default:LmcacheDefault",
+                "LMCache's own selection untouched, for the engine lmcache alone",
+                "engine lmcache",
+                standing="exact",
+                source="LMCache, lmcache/v1/compute/blend/blender.py, which selects by itself",
+            ),
+            Plugin(
                 "random-token",
                 "kvaudit.policies.controls:RandomToken",
                 "k tokens in a seeded random order",
@@ -206,6 +216,20 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 "kvaudit.engines.embedded:open_engine",
                 "kvaudit's own selective recomputation in torch, on the CPU or CUDA (the default)",
                 "Llama, Mistral, Qwen2 or Qwen3 weights",
+            ),
+            Plugin(
+                "vllm",
+                "kvaudit.engines.vllm:open_vllm",
+                "vLLM's offline engine, its exact prefix cache as the reuse under audit",
+                "the extra kvaudit[lmcache]",
+                policies=False,
+                settings=("device", "dtype"),
+            ),
+            Plugin(
+                "lmcache",
+                "kvaudit.engines.vllm:open_lmcache",
+                "vLLM with LMCache's blending (CacheBlend), with kvaudit's policies inside LMCache's blender",
+                "the extra kvaudit[lmcache]",
             ),
             Plugin(
                 "server",

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Protocol
 
-from kvaudit.engines import Engine, description
+from kvaudit.engines import Capabilities, Engine, description, logs_in, unmet
 from kvaudit.errors import EngineError, KvauditError, PolicyError, UsageError
 from kvaudit.plan import Plan
 from kvaudit.policies import Policy
@@ -30,6 +30,7 @@ from kvaudit.rows import (
     write_rows,
 )
 from kvaudit.store import RunFolder
+from kvaudit.store.layout import ENGINE_LOGS
 from kvaudit.store.references import References
 from kvaudit.store.writing import PartFiles
 from kvaudit.wordings import Wordings
@@ -70,7 +71,7 @@ def replay(
     arms = [(number, arm) for number, arm in enumerate(plan.arms, 1) if arm.arm_id not in store.finished]
     requests, planned = len(trace.requests), len(plan.arms)
     progress.begin(total=planned * requests, done=(planned - len(arms)) * requests)
-    with ExitStack() as opened:
+    with logs_in(store.path / ENGINE_LOGS), ExitStack() as opened:
         replayer: _Replayer | None = None
         for number, arm in arms:
             if replayer is None:
@@ -118,7 +119,7 @@ def _prepared(trace: Trace, plan: Plan, store: RunFolder, engine: Engine) -> Pro
             f"engine {plan.engine!r} takes policies, and {AS_SERVED} is none",
             "give a policy: `kvaudit policies` lists them",
         )
-    _check_signals(plan, engine)
+    _check_policies(plan, engine)
     tokenizer = engine.tokenizer
     prompts = Wordings() if tokenizer is None else Prompts(tokenizer, engine.capabilities.vocabulary_size)
     prompts.check(trace, engine.capabilities)
@@ -127,17 +128,20 @@ def _prepared(trace: Trace, plan: Plan, store: RunFolder, engine: Engine) -> Pro
     return prompts
 
 
-def _check_signals(plan: Plan, engine: Engine) -> None:
+def _check_policies(plan: Plan, engine: Engine) -> None:
     """Refuse a policy that needs what the engine cannot show it."""
-    given = engine.capabilities.signals
-    if given is None:
-        return
     for spec in plan.specs:
-        if lacking := sorted(spec.make().needs - given):
+        if lacking := unmet(spec.make(), engine.capabilities):
             raise UsageError(
-                f"policy {spec.name!r} needs {' and '.join(lacking)}, which engine {plan.engine!r} does not give",
-                f"leave the policy out, or take another engine; this one gives {', '.join(sorted(given)) or 'nothing'}",
+                f"policy {spec.name!r} needs {lacking}, which engine {plan.engine!r} does not give",
+                f"leave the policy out, or take another engine; {_given(engine.capabilities)}",
             )
+
+
+def _given(capabilities: Capabilities) -> str:
+    signals = capabilities.signals
+    told = "any signal" if signals is None else ", ".join(sorted(signals)) or "no signal"
+    return f"this one gives {told}" + (" at its check layer" if capabilities.selects_once else "")
 
 
 def _request_rows(trace: Trace, prompts: Prompts | Wordings) -> Iterator[Sequence[Row]]:

@@ -94,8 +94,8 @@ def test_version(capsys, monkeypatch):
 
 def test_commands_stand_in_the_order_in_which_they_are_used(capsys):
     shown = help_of((), capsys).partition("Commands:")[2]
-    names = re.findall(r"^  (\w+) ", shown, re.MULTILINE)[:8]
-    assert names == ["record", "inspect", "replay", "report", "compare", "policies", "engines", "schema"]
+    names = re.findall(r"^  (\w+) ", shown, re.MULTILINE)[:9]
+    assert names == ["record", "inspect", "replay", "report", "compare", "policies", "engines", "doctor", "schema"]
 
 
 @pytest.mark.parametrize("words", [words for words, command in COMMANDS.items() if not hasattr(command, "commands")])

@@ -34,7 +34,7 @@ def test_every_command_can_be_parsed() -> None:
         assert parsed(command) in COMMANDS
 
 
-@pytest.mark.parametrize("name", ["main", "tests"])
+@pytest.mark.parametrize("name", ["main", "tests", "lmcache"])
 def test_the_marked_commands_are_one_line_each(name: str) -> None:
     found = re.findall(rf"^<!-- ci: {name} -->\n```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert len(found) == 1

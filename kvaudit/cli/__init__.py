@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvaudit import __version__
-from kvaudit.cli import compare, engines, inspect, policies, record, replay, report, schema
+from kvaudit.cli import compare, doctor, engines, inspect, policies, record, replay, report, schema
 from kvaudit.errors import EngineError, KvauditError, UsageError
 
 _WRONG_USAGE = 2
@@ -28,7 +28,7 @@ _TRACEBACK = "KVAUDIT_TRACEBACK"
 _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Of the click that typer uses: its own copy in newer versions."""
 
-_IN_ORDER = ("record", "inspect", "replay", "report", "compare", "policies", "engines", "schema")
+_IN_ORDER = ("record", "inspect", "replay", "report", "compare", "policies", "engines", "doctor", "schema")
 
 
 class _Commands(TyperGroup):
@@ -93,6 +93,9 @@ app.command("report", short_help="Print what a replay found.")(report.report)
 app.command("compare", short_help="Show what changed from one run to another.")(compare.compare)
 app.add_typer(policies.app, name="policies", short_help="List, write and check recomputation policies.")
 app.command("engines", epilog=engines.EXAMPLES, short_help="List the engines.")(engines.engines)
+app.command("doctor", epilog=doctor.EXAMPLES, short_help="Say which engines work here, and what one really does.")(
+    doctor.doctor
+)
 app.command("schema", epilog=schema.EXAMPLES, short_help="Say what the tables of a run hold.")(schema.schema)
 
 

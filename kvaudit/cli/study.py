@@ -118,6 +118,7 @@ def _ran(
 
 def _default_policies(kind: Kind, engine: str, settings: EngineSettings) -> tuple[str, ...]:
     """For a study of policies every one that is known, whose signals the engine gives and that is not too costly."""
+    from kvaudit.engines import unmet
     from kvaudit.errors import PluginError
     from kvaudit.plan import DEFAULT_POLICIES
     from kvaudit.plugins import available, load
@@ -127,19 +128,21 @@ def _default_policies(kind: Kind, engine: str, settings: EngineSettings) -> tupl
     if kind != "policies":
         return DEFAULT_POLICIES
     opened = load("engines", engine)(settings)
-    signals = opened.capabilities.signals
+    capabilities = opened.capabilities
     opened.close()
     chosen = []
     for name in available("policies"):
         try:
-            needs = read_policy(name).make().needs
+            policy = read_policy(name).make()
         except PluginError as error:
             _tell(f"{name}: left out, since it cannot be loaded: {error.message}")
             continue
+        if policy.engine not in (None, engine):
+            continue
         if name in COSTLY:
             _tell(f"{name}: left out, since it serves a request many times over; --policy {name} studies it")
-        elif signals is not None and (lacking := sorted(needs - signals)):
-            _tell(f"{name}: left out, since engine {engine!r} gives no {' and no '.join(lacking)}")
+        elif lacking := unmet(policy, capabilities):
+            _tell(f"{name}: left out, since it needs {lacking}, which engine {engine!r} does not give")
         else:
             chosen.append(name)
     return tuple(chosen)

@@ -4,15 +4,18 @@ cache, closes. One engine a file (or folder) beside this one, one line each in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from kvaudit.errors import UsageError
 from kvaudit.records import CacheState, Part, Prompt, Reference, Sampling, Served
 
 if TYPE_CHECKING:
-    from kvaudit.policies import Need, Policy
+    from kvaudit.policies import Floats, Need, Policy, Positions
 
 Mask = Literal["exact", "bottom-right"]
 Gap = Literal["recompute", "zero", "store"]
@@ -126,6 +129,7 @@ class Capabilities:
     Both are None where the engine cannot say. `signals` are those that it can give to policies, None for all.
     `concurrency`: how many requests it is asked at a time where their history is kept; above 1 `serve` is called from
     several threads. Full prefill and requests that a reset comes before are always served one at a time.
+    `selects_once`: a policy can choose tokens once, at the check layer, and nowhere else.
     """
 
     policies: bool
@@ -133,6 +137,17 @@ class Capabilities:
     vocabulary_size: int | None = None
     signals: frozenset[Need] | None = None
     concurrency: int = 1
+    selects_once: bool = False
+
+
+def unmet(policy: Policy, capabilities: Capabilities) -> str:
+    """What a policy needs and an engine cannot give it, in words; empty where it can serve the policy."""
+    lacking: list[str] = [] if capabilities.signals is None else sorted(policy.needs - capabilities.signals)
+    if capabilities.selects_once and policy.start != "check-layer":
+        lacking.append(f"a selection at the {policy.start.replace('-', ' ')}")
+    if capabilities.selects_once and policy.narrows:
+        lacking.append("a selection that narrows layer by layer")
+    return " and ".join(lacking)
 
 
 class Tokenizer(Protocol):
@@ -189,6 +204,60 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+_LOG_FOLDER: ContextVar[Path | None] = ContextVar("_LOG_FOLDER", default=None)
+
+
+@contextmanager
+def logs_in(folder: Path) -> Iterator[None]:
+    """Within it, engines that are opened and write logs put them into this folder, which they make."""
+    token = _LOG_FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _LOG_FOLDER.reset(token)
+
+
+def log_folder() -> Path | None:
+    """Where an engine that is opened now puts its logs; None where nobody said."""
+    return _LOG_FOLDER.get()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRules:
+    """What an engine takes for a chunk. `separator_ids`: the token ids at which it splits a prompt, None where the
+    prompt's segments tell. `chunk_tokens`: shorter chunks may be lost, 1 where none is.
+    """
+
+    separator_ids: tuple[int, ...] | None = None
+    chunk_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Keys (turned to where the tokens stand) and values of P prompt positions, float32 [L, P, G, D], for L layers and
+    G KV heads of dimension D, as later tokens attend to them once the prompt is blended.
+
+    Rows that the engine cannot show, since nothing was blended there, are NaN. Below the layer from which selected
+    tokens are recomputed they may be what was loaded or what was computed. `served` is the request itself.
+    """
+
+    served: Served
+    keys: Floats
+    values: Floats
+
+
+@runtime_checkable
+class Probed(Engine, Protocol):
+    """An engine that shows what is in the cache of the prompt at hand, for the checks of `kvaudit doctor`."""
+
+    @property
+    def chunk_rules(self) -> ChunkRules: ...
+
+    def rows(self, request_id: str, prompt: Prompt, policy: Policy, positions: Positions) -> Rows:
+        """Serve a request of one answer token, as `serve` would, and show these positions (int64 [P])."""
+        ...
 
 
 def description(engine: Engine) -> dict[str, object]:

@@ -69,6 +69,7 @@ class Policy(ABC):
         (CacheBlend's): everything below it is computed for all tokens, so that deviations can be seen. `first-layer`
         (EPIC's): selected tokens are recomputed from layer 0 on; nothing is computed for the others. A policy that
         starts there is asked before anything is computed and sees no deviation.
+    engine: the only engine that has it, for a policy that is an engine's own selection, which is left untouched.
     untimed_seconds: time that went into what a measurement wants to know of its choice and not into the choice; grows
         from request to request. Engines leave it out of TTFT.
     """
@@ -76,6 +77,7 @@ class Policy(ABC):
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset({"deviation"})
     start: ClassVar[Start] = "check-layer"
+    engine: ClassVar[str | None] = None
     untimed_seconds = 0.0
 
     def budget(self, request: BudgetContext) -> int:
@@ -90,6 +92,11 @@ class Policy(ABC):
         asked at every layer where it falls, with k from here and the tokens that are left as its positions.
         """
         return None
+
+    @property
+    def narrows(self) -> bool:
+        """Whether it has a schedule of its own."""
+        return type(self).schedule is not Policy.schedule
 
     @abstractmethod
     def select(self, context: SelectionContext) -> Positions:

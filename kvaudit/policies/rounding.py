@@ -52,6 +52,14 @@ class Watched(Policy):
         self.decided = 0
         self.untimed_seconds = 0.0
 
+    @property
+    def follows(self) -> bool:
+        return self._follow
+
+    @property
+    def narrows(self) -> bool:
+        return self._policy.narrows
+
     def budget(self, request: BudgetContext) -> int:
         return self._policy.budget(request)
 
@@ -97,7 +105,7 @@ def _asked_again(policy: Policy, context: SelectionContext) -> Positions:
 
 def watched(policy: Policy, *, follow: bool) -> Watched:
     class Twin(Watched):
-        name, needs, start = policy.name, policy.needs, policy.start
+        name, needs, start, engine = policy.name, policy.needs, policy.start, policy.engine
 
     return Twin(policy, follow=follow)
 

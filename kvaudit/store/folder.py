@@ -14,6 +14,7 @@ from kvaudit.rows import Row
 from kvaudit.store.holding import ELSEWHERE, check_same_engine, held, refusals
 from kvaudit.store.layout import (
     ARM_TABLES,
+    ENGINE_LOGS,
     LOCK,
     MANIFEST,
     OBSERVATIONS,
@@ -201,6 +202,10 @@ def remove_run(path: Path) -> None:
     """Take away all that a run wrote into a folder, and the folder where nothing else is in it."""
     with refusals(path):
         _remove_files(path, read_manifest(path))
+        for log in (path / ENGINE_LOGS).glob("*.log"):
+            log.unlink()
+        with suppress(OSError):
+            (path / ENGINE_LOGS).rmdir()
         for name in (MANIFEST, LOCK):
             (path / name).unlink(missing_ok=True)
         with suppress(OSError):

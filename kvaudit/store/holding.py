@@ -9,7 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from kvaudit.errors import RunError
-from kvaudit.store.layout import LOCK, TEMPORARY
+from kvaudit.store.layout import ENGINE_LOGS, LOCK, TEMPORARY
 
 ELSEWHERE = "choose another folder with -o"
 
@@ -78,7 +78,7 @@ def _check_replaceable(path: Path, mark: str, read: Callable[[Path], object], ho
             names.remove(below)
     if mark in names:
         read(path)
-    elif names - {LOCK, f"{mark}{TEMPORARY}"}:
+    elif names - {LOCK, f"{mark}{TEMPORARY}", ENGINE_LOGS}:
         raise RunError(f"{path} is not empty and holds no {holds}", ELSEWHERE)
 
 

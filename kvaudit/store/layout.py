@@ -16,6 +16,8 @@ from kvaudit.schema.footer import footer
 MANIFEST = "manifest.json"
 LOCK = ".kvaudit.lock"
 TEMPORARY = ".tmp"
+ENGINE_LOGS = "engine-logs"
+"""The folder in a run for what engines with processes of their own write; it may be there before the manifest is."""
 FORMAT = "kvaudit run"
 
 OBSERVATIONS = "observations"

@@ -148,6 +148,6 @@ def test_a_name_cannot_drive_the_terminal(lines, from_outside):
 def test_a_broken_plugin_is_listed_by_name_beside_the_others(lines, from_outside, target, reason):
     from_outside("engines", "theirs", target)
     *others, broken = lines("engines")
-    assert [line.split()[0] for line in others] == ["embedded", "server", "scripted"]
+    assert [line.split()[0] for line in others] == ["embedded", "vllm", "lmcache", "server", "scripted"]
     assert broken.startswith("theirs    BROKEN: engine 'theirs'")
     assert reason in broken

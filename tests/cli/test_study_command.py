@@ -77,7 +77,7 @@ def test_a_study_of_policies_has_all_that_the_engine_can_serve(kvaudit, trace, t
     code, _, err = kvaudit("replay", trace, *SCRIPTED, "--study", "policies", "-o", "s")
     assert code == 0
     assert "oracle: left out, since it serves a request many times over; --policy oracle studies it\n" in err
-    assert "cacheclip: left out, since engine 'scripted' gives no auxiliary-attention\n" in err
+    assert "cacheclip: left out, since it needs auxiliary-attention, which engine 'scripted' does not give\n" in err
     (cell,) = cells(tmp_path / "s").values()
     assert {"token-topk", "none", "all", "legolink"} <= set(cell["policies"])
     assert not {"oracle", "cacheclip"} & set(cell["policies"])

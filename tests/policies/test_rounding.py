@@ -197,7 +197,7 @@ def test_two_names_of_one_signal_are_rounded_alike():
 def test_the_twin_is_its_policy_in_all_else_and_tells_what_asking_again_took():
     own = TokenTopK()
     twin = watched(own, follow=False)
-    assert (twin.name, twin.needs, twin.start) == (own.name, own.needs, own.start)
+    assert (twin.name, twin.needs, twin.start, twin.engine) == (own.name, own.needs, own.start, own.engine)
     assert twin.untimed_seconds == 0
     twin.select(context([1, 2, 3], 1))
     assert twin.untimed_seconds > 0

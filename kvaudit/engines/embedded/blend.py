@@ -20,10 +20,11 @@ from kvaudit.engines.embedded.forward import Transformer
 from kvaudit.engines.embedded.lookup import Found, is_written, look_up, look_up_prefix
 from kvaudit.engines.embedded.mixed import MixedCache, Outputs
 from kvaudit.engines.embedded.prefix import PrefixCache
-from kvaudit.engines.embedded.selecting import NOTHING_REUSABLE, Choice, Selector, generator, starting_layer
+from kvaudit.engines.embedded.selecting import NOTHING_REUSABLE, Choice, Selector, starting_layer
 from kvaudit.engines.embedded.signals import Auxiliary, RequestSignals, Stage
 from kvaudit.engines.embedded.writing import CheckRows, attention_alone, keep_loaded_keys
 from kvaudit.policies import Floats, Policy, Positions
+from kvaudit.policies.seeding import generator
 from kvaudit.records import Part, Prompt, PromptSegment
 
 KEPT_FRESH = frozenset({"key-deviation", "value-deviation"})

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvaudit.engines import Capabilities, EngineSettings, Tokenizer
+from kvaudit.engines import Capabilities, ChunkRules, EngineSettings, Rows, Tokenizer
 from kvaudit.engines.embedded.auxiliary import Auxiliary
 from kvaudit.engines.embedded.blend import Blender, Prefilled
 from kvaudit.engines.embedded.decode import NEAR_TIE, Answer, Check, Ending, check, greedy, margins_of, reference_of
@@ -19,7 +19,7 @@ from kvaudit.engines.embedded.forward import Transformer
 from kvaudit.engines.embedded.lookup import empty_cache
 from kvaudit.engines.embedded.weights import Weights
 from kvaudit.errors import EngineError, UsageError
-from kvaudit.policies import Need, Policy
+from kvaudit.policies import Need, Policy, Positions
 from kvaudit.records import (
     CacheState,
     Part,
@@ -36,7 +36,7 @@ EVERY_SIGNAL: frozenset[Need] = frozenset(get_args(Need))
 
 
 class EmbeddedEngine:
-    """Implements `kvaudit.engines.Engine` over weights in this process.
+    """Implements `kvaudit.engines.Probed` over weights in this process.
 
     `identity` is what `describe` adds about the model: its name, digest and tokenizer. Without `auxiliary`, a policy
     that asks for its attention is refused.
@@ -160,6 +160,16 @@ class EmbeddedEngine:
         prefilled = self.blender.prefill(request_id, prompt, found, policy)
         self.blender.write_back(request_id, part, prompt, prefilled)
         return prefilled
+
+    @property
+    def chunk_rules(self) -> ChunkRules:
+        return ChunkRules()
+
+    def rows(self, request_id: str, prompt: Prompt, policy: Policy, positions: Positions) -> Rows:
+        served = self.serve(request_id, "request", prompt, Sampling(1), policy)
+        at = torch.from_numpy(positions).to(self.transformer.device)
+        shown = self.blender.arena.index_select(3, at).float().transpose(2, 3).cpu().numpy()
+        return Rows(served, shown[:, 0], shown[:, 1])
 
     def reset(self) -> CacheState:
         self.cache.clear()

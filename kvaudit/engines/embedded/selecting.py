@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,9 +124,3 @@ def segment_views(prompt: Prompt, found: Found) -> Sequence[SegmentView]:
         )
         for segment, entry, context in zip(prompt.segments, found.used, found.contexts, strict=True)
     ]
-
-
-def generator(seed: int, request_id: str) -> np.random.Generator:
-    """The random generator of one request, the same in every arm (DESIGN 4)."""
-    digest = hashlib.sha256(f"{seed}:{request_id}".encode("utf-8", "surrogatepass")).digest()
-    return np.random.default_rng(int.from_bytes(digest[:16], "big"))
