@@ -8,7 +8,7 @@ rendered whole by the model's template; where one is several segments, its shown
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -31,6 +31,17 @@ from kvaudit.records import (
 def tokens_digest(token_ids: Sequence[int]) -> str:
     """16 hexadecimal digits of the SHA-256 of the ids as little-endian 32-bit integers."""
     return sha256(b"".join(token.to_bytes(4, "little") for token in token_ids)).hexdigest()[:16]
+
+
+def prompt_of(pieces: Iterable[tuple[str, Sequence[int]]]) -> Prompt:
+    """A prompt of (kind, token ids) pieces, each a segment of its own."""
+    token_ids: list[int] = []
+    segments = []
+    for kind, piece in pieces:
+        start = len(token_ids)
+        token_ids += piece
+        segments.append(PromptSegment(kind, tokens_digest(piece), start, len(token_ids)))
+    return Prompt(tuple(token_ids), tuple(segments))
 
 
 @dataclass(frozen=True, slots=True)

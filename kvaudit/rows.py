@@ -82,7 +82,7 @@ def observation_row(
         "first_difference": None if reference_answer is None else first_difference(served.answer_ids, reference_answer),
         "margin": served.margin,
         "rounding_tokens": exchange.rounding_tokens,
-        "attempts": served.attempts,
+        "attempts": _most(part.attempts for _, part in exchange.parts),
     }
 
 
@@ -90,6 +90,11 @@ def _total(counts: Iterable[int | None]) -> int | None:
     """None where there are none, or one is unknown."""
     known = list(counts)
     return None if not known or None in known else sum(count or 0 for count in known)
+
+
+def _most(counts: Iterable[int | None]) -> int | None:
+    """None where none is known."""
+    return max((count for count in counts if count is not None), default=None)
 
 
 def selection_row(arm_id: str, request_id: str, selection: Selection) -> Row:

@@ -42,7 +42,9 @@ Failure = Callable[[], Response]
 class Behaviour:
     """`counters`: where cached tokens are told: usage, timings, metrics or nowhere. `failures`: by the number of the
     question (from 0, all attempts counted), what is done in place of an answer. `slow_prefill`: seconds a prompt that
-    is not cached takes. `refuses`: fields that it answers with 400. `least_cached`: shorter ones are not cached."""
+    is not cached takes. `refuses`: fields that it answers with 400. `least_cached`: shorter ones are not cached.
+    `bare_metrics`: neither when it started nor how much it answered is told. `uncounted`: its
+    cache is none that `counters` knows, they say 0."""
 
     counters: str = "usage"
     salts: bool = True
@@ -65,6 +67,8 @@ class Behaviour:
     newer_limit: bool = False
     unready: int = 0
     least_cached: int = 0
+    bare_metrics: bool = False
+    uncounted: bool = False
 
 
 class FaultyServer:
@@ -113,12 +117,13 @@ class FaultyServer:
     async def metrics(self, request: Request) -> Response:
         if self.behaviour.counters not in ("metrics", "usage"):
             return PlainTextResponse("", 404)
-        lines = [
+        told = [
             "# HELP process_start_time_seconds Start time.",
             f"process_start_time_seconds {self.behaviour.started}",
             f'vllm:request_success_total{{finished_reason="stop"}} {self.answered + self.behaviour.foreign}',
             'vllm:request_success_total{finished_reason="length"} 0',
         ]
+        lines = [] if self.behaviour.bare_metrics else told
         if self.behaviour.counters == "metrics":
             lines.append(f'vllm:prefix_cache_hits_total{{engine="0"}} {self.cached_total}')
         return PlainTextResponse("\n".join(lines) + "\n")
@@ -196,7 +201,11 @@ class FaultyServer:
             return {"id": "1", "model": self.behaviour.answers_as, "choices": [choice], **more}
 
         events = [event(letter) for letter in served.answer_text]
-        timings = {"timings": {"cache_n": served.reused_tokens}} if self.behaviour.counters == "timings" else {}
+        timings = (
+            {"timings": {"cache_n": 0 if self.behaviour.uncounted else served.reused_tokens}}
+            if self.behaviour.counters == "timings"
+            else {}
+        )
         events.append(event(None, served.finish_reason, **timings))
         if (body.get("stream_options") or {}).get("include_usage"):
             usage: dict[str, Any] = {

@@ -68,6 +68,11 @@ def test_what_the_prelude_reused_is_summed_and_unknown_without_one():
     assert (without["prelude_reused_tokens"], without["first_reused_tokens"]) == (None, 9)
 
 
+@pytest.mark.parametrize(("before", "own", "most"), [(3, 1, 3), (1, 2, 2), (None, 2, 2), (None, None, None)])
+def test_what_was_sent_again_in_the_prelude_counts(before, own, most):
+    assert row(Exchange("r1", (served(attempts=before),), served(attempts=own), None))["attempts"] == most
+
+
 def test_an_answer_whose_ids_an_engine_does_not_show_has_none():
     textual = Served(answer_ids=(), answer_text="yes", finish_reason="stop", prompt_tokens=3)
     empty = Served(answer_ids=(), answer_text="", finish_reason="stop", prompt_tokens=3)

@@ -11,9 +11,9 @@ import numpy as np
 from kvaudit.analysis.compare import NO_ROW, Flags, Grid, Integers, Kind, Pair
 from kvaudit.analysis.figures import empty_answers, variation_by_request
 from kvaudit.analysis.limits import Limits
-from kvaudit.analysis.reproduction import proven_variation, touched_orders
-from kvaudit.analysis.stats import Floats, wilson
-from kvaudit.records import CHRONOLOGICAL, FULL_PREFILL
+from kvaudit.analysis.reproduction import chance_of_reproducing, proven_variation, touched_orders
+from kvaudit.analysis.stats import ALPHA, Floats, wilson
+from kvaudit.records import AS_SERVED, CHRONOLOGICAL, FULL_PREFILL
 
 ReasonCode = Literal[
     "reference-missing",
@@ -32,6 +32,8 @@ ReasonCode = Literal[
     "noise-floor",
     "repeat-differs",
     "within-noise",
+    "noise-possible",
+    "cold-differs",
     "rounding-differs",
     "within-rounding",
     "nothing-reused",
@@ -111,6 +113,8 @@ def policy_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, limits: Limit
     if _beyond(max_noise, differing, total):
         reasons.append(Reason("repeat-differs", differing, total, max_noise))
     reasons += _noise_reasons(grid, pairs, policy, max_noise, block)
+    reasons += _black_box_reasons(grid, pairs, policy)
+    reasons += _cold_reasons(grid, pairs, policy, max_noise)
     reasons += _rounding_reasons(grid, pairs, policy, max_noise)
     reasons += _reuse_reasons(grid, orders)
     reasons += _cache_reasons(grid, arms)
@@ -137,6 +141,32 @@ def _noise_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: fl
         explained = min(1.0, (len(grid.find(policy)) - 1) * max(bounds))
         if varying / len(known) <= explained:
             yield Reason("within-noise", varying, len(known), explained)
+
+
+def _black_box_reasons(grid: Grid, pairs: Sequence[Pair], policy: str) -> Iterator[Reason]:
+    """What a black box does by itself is known by its answers alone: where the repeat control may have reproduced them
+    by luck, so few changed, nothing else speaks for history.
+    """
+    flipped = int((variation_by_request(grid, pairs, policy) > 0).sum())
+    if policy == AS_SERVED and flipped and not disagreement(pairs, "repeat", policy)[0]:
+        chance = chance_of_reproducing(grid, policy)
+        if chance is not None and chance > ALPHA:
+            yield Reason("noise-possible", flipped, limit=chance)
+
+
+def _cold_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: float) -> Iterator[Reason]:
+    """A request that nothing came before, and of which nothing was cached, is full prefill. Where its answer is another
+    one, the counter, the reset or the reference does not tell the truth.
+    """
+    differing, total = 0, 0
+    resets = grid.find(policy, "reset")
+    for pair in pairs:
+        if pair.kind == "reference" and pair.right in resets:
+            alone = np.isnan(grid.column("prelude_reused_tokens", pair.right))
+            cold = grid.cold(pair.right) & alone & pair.comparable
+            differing, total = differing + int((pair.differs & cold).sum()), total + int(cold.sum())
+    if _beyond(max_noise, differing, total):
+        yield Reason("cold-differs", differing, total)
 
 
 def _rounding_reasons(grid: Grid, pairs: Sequence[Pair], policy: str, max_noise: float) -> Iterator[Reason]:

@@ -107,11 +107,16 @@ class Grid:
         taken = self.observations.select(list(names)).take(pa.array(rows, mask=rows == NO_ROW))
         return {name: _floats(taken[name]) for name in names}
 
-    def reuses_nothing(self, arm: int) -> bool:
-        """Whether every request of an arm says that nothing was cached of it: such an arm is full prefill."""
+    def cold(self, arm: int) -> Flags:
+        """The requests of an arm that say that nothing was cached of them: each of them is full prefill."""
         columns = self.columns(("reused_tokens", "reusable_tokens"), arm)
         reusable = columns["reusable_tokens"]
-        return bool((columns["reused_tokens"] == 0).all() and ((reusable == 0) | np.isnan(reusable)).all())
+        cold: Flags = (columns["reused_tokens"] == 0) & ((reusable == 0) | np.isnan(reusable))
+        return cold
+
+    def reuses_nothing(self, arm: int) -> bool:
+        """Whether an arm is full prefill throughout."""
+        return bool(self.cold(arm).all())
 
     def text(self, arm: int, request: int) -> str | None:
         """An answer's text, None where there is none."""

@@ -42,6 +42,7 @@ class Finding:
     proven_variation: the answer variation that comes of these alone. rounding_losses: of rounding_compared requests,
     how many the rounding control answers differently.
     overlap: how many successive requests of the stream share content; block: how many of them count as one here.
+    reused_share: of the prompts' tokens in all orders, how many came from a cache; None where unknown or none did.
     smallest_visible: the smallest share of affected requests that would have shown with 95 % probability.
     chance_of_reproducing: p-value of 'the repeat agreed by luck, answers vary from run to run'; None where it did not
     agree.
@@ -68,6 +69,7 @@ class Finding:
     rounding_losses: int
     overlap: int
     block: int
+    reused_share: float | None
     smallest_visible: float | None
     chance_of_reproducing: float | None
 
@@ -131,6 +133,14 @@ def _finding(
         rounding_losses=rounding_losses,
         overlap=overlap,
         block=block,
+        reused_share=_reused_share(grid, grid.find(policy)),
         smallest_visible=stats.smallest_visible(stats.independent(compared, block)),
         chance_of_reproducing=chance_of_reproducing(grid, policy) if len(flipped) and not repeat_losses else None,
     )
+
+
+def _reused_share(grid: Grid, orders: Sequence[int]) -> float | None:
+    columns = [grid.columns(("reused_tokens", "prompt_tokens"), arm) for arm in orders]
+    reused = sum(float(np.nansum(column["reused_tokens"])) for column in columns)
+    known = sum(float(np.nansum(column["prompt_tokens"][~np.isnan(column["reused_tokens"])])) for column in columns)
+    return reused / known if reused and known else None

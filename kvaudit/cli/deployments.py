@@ -31,7 +31,11 @@ NO_USE = (
     "reference_url",
     "reset",
     "reset_url",
+    "reset_method",
+    "reset_body",
     "reset_command",
+    "patience",
+    "concurrency",
 )
 """Parameters of an audit that a comparison of two deployments has no use for."""
 FORMAT = "kvaudit deployments"
@@ -50,6 +54,8 @@ def compare_deployments(
 
     options = read_options(settings.options, resets=False)
     other = server_url("compare-url", other_url)
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder", "name a file with -o")
     if output.exists() and not force:
         raise UsageError(f"{output} is there already", "choose another file with -o, or --force to replace it")
     Wordings().check(trace, Capabilities(policies=False, max_prompt_tokens=None))
@@ -91,17 +97,21 @@ def _outcome_lines(found: Outcome) -> Iterator[str]:
     if found.answered < found.requests:
         refused = found.requests - found.answered
         yield f"{refused:,} of {found.requests:,} requests were refused by one of them, and are not compared."
+    if found.empty:
+        yield f"{found.empty:,} of {found.answered:,} answers are empty, and are not compared."
+    if noisy := found.answered - found.empty - found.steady:
+        yield f"{noisy:,} of {found.answered:,} answers vary from run to run, and are not compared."
     if found.share is None:
         yield "Inconclusive: nothing was compared."
         return
     yield (
-        f"{len(found.changed):,} of {found.answered:,} answers changed though each deployment gives its own again: "
+        f"{len(found.changed):,} of {found.steady:,} answers changed though each deployment gives its own again: "
         f"{percent(found.share.value)} (95 % interval {interval(found.share)} %)."
     )
     if found.changed:
         yield f"Changed: {names(found.changed)}."
     if not found.is_conclusive:
-        yield f"Inconclusive: answers that vary from run to run could explain {percent(found.explained)}."
+        yield f"Inconclusive: answers that vary from run to run could explain {percent(found.explained)} of all."
 
 
 def default_file(trace: Path, settings: EngineSettings, other_url: str) -> Path:
@@ -116,7 +126,7 @@ def _file(trace: Trace, targets: Sequence[Target], rows: Sequence[Compared]) -> 
             "server": target.connection.base_url,
             "model": target.manner.model,
             "answers_as": target.claims.model,
-            **target.identity.facts(target.manner.model),
+            **target.facts(),
         }
 
     data = {

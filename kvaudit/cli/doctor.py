@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvaudit.cli.servers import SERVER, server_options
 from kvaudit.cli.values import name_and_value, preset_with
 from kvaudit.engines import PRESETS, EngineSettings
 from kvaudit.errors import UsageError
@@ -25,6 +27,7 @@ Examples:
   kvaudit doctor --engine lmcache
   kvaudit doctor --engine lmcache --model Qwen/Qwen3-8B --dtype bfloat16 -f json
   kvaudit doctor --engine embedded --like epic
+  kvaudit doctor --engine server --model NAME --option base-url=http://localhost:8000/v1 --option reset=vllm
 
 \b
 Exit codes, without --engine: 0 the default engine works, 3 it does not. With --engine: 0 the engine starts and every
@@ -33,12 +36,14 @@ audit; 3 it does not start or a check failed; 4 a check could not see.
 """
 
 _DEFAULTS = EngineSettings()
+_AS_OPTION = "--option NAME=VALUE, such as --option base-url=http://HOST:PORT/v1"
 _FORMATS = ("terminal", "json")
 _WIDEST = 120
 _NARROWEST = 60
 
 
 def doctor(
+    context: typer.Context,
     engine: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Start this engine as well and check what it does; see `kvaudit engines`."),
@@ -52,7 +57,10 @@ def doctor(
         str, typer.Option(metavar="PRESET", help=f"The embedded engine's switches: {', '.join(PRESETS)}.")
     ] = "lmcache",
     option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the engine's own; may be given again.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="An option of the engine's own, a server's as well; may be given again."
+        ),
     ] = None,
     page_format: Annotated[str, typer.Option("--format", "-f", metavar="NAME", help="terminal or json.")] = "terminal",
 ) -> None:
@@ -60,7 +68,8 @@ def doctor(
 
     With --engine, its settings are checked, it is started twice, and it is watched at work: whether recomputed rows see
     later tokens, what stands between chunks, whether new chunks are lost, whether a miss hides later hits, which writer
-    wins, whether keys move with their chunk, and how much of all that is noise.
+    wins, whether keys move with their chunk, and how much of all that is noise. An engine that does not show its cache
+    (vllm, server) is asked for the same answer by full prefill, new, again, and after a reset that must empty it.
     """
     if page_format not in _FORMATS:
         raise UsageError(f"unknown format {page_format!r}", f"known: {', '.join(_FORMATS)}")
@@ -70,6 +79,7 @@ def doctor(
         from kvaudit.plugins import find
 
         find("engines", engine)
+        server_options(context, engine)
     settings = EngineSettings(
         model=model,
         device=device,
@@ -89,7 +99,10 @@ def doctor(
 def _tried(engine: str, settings: EngineSettings) -> Trial:
     from kvaudit.doctor.trying import try_engine
 
-    return try_engine(engine, settings, lambda what: typer.echo(f"{engine}: {what}", err=True))
+    trial = try_engine(engine, settings, lambda what: typer.echo(f"{engine}: {what}", err=True))
+    if engine == SERVER and trial.error_code == UsageError.exit_code:
+        return replace(trial, hint=f"{trial.hint or 'mend it'} (here as {_AS_OPTION})")
+    return trial
 
 
 def _exit_code(seen: Survey, trial: Trial | None) -> int:

@@ -30,9 +30,8 @@ _OF_COMPUTING = (
     "deviation",
     "check_layer",
     "cache_capacity",
-    "study",
 )
-"""Parameters that say how an engine computes."""
+"""Parameters that say how an engine computes: one without policies heeds those that its plug-in names."""
 _OF_SERVERS = ("compare_url", "compare_model", "max_retried")
 """Parameters for servers that are no options of the engine."""
 
@@ -43,9 +42,11 @@ def server_options(context: typer.Context, engine: str) -> dict[str, str]:
     Raises UsageError for options that the engine has no use for, and for a server without a model.
     """
     given = set(_given(context))
-    black_box = not find("engines", engine).policies
-    for name in _OF_COMPUTING if black_box else ():
-        if name in given:
+    plugin = find("engines", engine)
+    if not plugin.policies and "study" in given:
+        raise UsageError(f"--study compares policies, and engine {engine!r} takes none", "leave it out")
+    for name in () if plugin.policies else _OF_COMPUTING:
+        if name in given and name not in plugin.settings:
             raise UsageError(
                 f"{_flag(name)} says how an engine computes, and engine {engine!r} decides that itself", "leave it out"
             )

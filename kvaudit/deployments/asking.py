@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvaudit.deployments.comparing import Compared, Told
-from kvaudit.engines.server.claims import answer_text
 from kvaudit.engines.server.sending import AttemptError
 from kvaudit.engines.server.target import Target
 from kvaudit.errors import EngineError
@@ -20,13 +19,15 @@ def compared(
 ) -> tuple[Compared, ...]:
     """Ask both everything, in the trace's order, one at a time and in turns; `told` is called after each answer.
 
-    Raises EngineError where a deployment goes away or does not answer.
+    Raises EngineError where a deployment goes away, does not answer or is another one afterwards.
     """
     wordings = Wordings()
     answers: dict[int, list[list[Told]]] = {id(target): [] for target in (before, after)}
     for _ in range(PASSES):
         for target in (before, after):
             answers[id(target)].append(list(_one_pass(trace, wordings, target, told)))
+    for target in (before, after):
+        target.check_identity()
     return tuple(
         Compared(request.request_id, tuple(first), tuple(second))
         for request, first, second in zip(
@@ -54,4 +55,4 @@ def _answer(target: Target, prompt: Prompt, sampling: Sampling) -> Told:
         if isinstance(error.__cause__, AttemptError) and error.__cause__.kind == "refused":
             return Told("", error=error.message)
         raise
-    return Told(answer_text(answered.choice), tuple(answered.reply.token_ids))
+    return Told(answered.text, tuple(answered.reply.token_ids))

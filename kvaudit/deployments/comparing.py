@@ -8,8 +8,9 @@ from typing import Literal
 
 from kvaudit.analysis.stats import Estimate, wilson
 
-Became = Literal["same", "changed", "noisy", "failed"]
-"""`noisy`: one of the deployments did not give its own answer again. `failed`: one of them refused the request."""
+Became = Literal["same", "changed", "noisy", "empty", "failed"]
+"""`noisy`: one of the deployments did not give its own answer again. `empty`: both said nothing each time.
+`failed`: one of them refused the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class Compared:
     def became(self) -> Became:
         if any(told.error for told in (*self.before, *self.after)):
             return "failed"
+        if not any(told.text for told in (*self.before, *self.after)):
+            return "empty"
         if not (is_steady(self.before) and is_steady(self.after)):
             return "noisy"
         return "same" if self.before[0].equals(self.after[0]) else "changed"
@@ -44,12 +47,15 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`answered`: requests that both answered. `changed`: those whose answers changed though each deployment gives its
-    own again. `share`, `noise_before` and `noise_after` are shares of the answered, None where there are none.
+    """`answered`: requests that both answered. `empty`: those of them to which both said nothing. `steady`: those of
+    the others to which each deployment gives its own answer again; `changed`: the steady ones that changed. `share` is
+    that of the steady, `noise_before` and `noise_after` are shares of the answered; None where there are none.
     """
 
     requests: int
     answered: int
+    empty: int
+    steady: int
     changed: tuple[str, ...]
     share: Estimate | None
     noise_before: Estimate | None
@@ -57,7 +63,7 @@ class Outcome:
 
     @property
     def explained(self) -> float:
-        """The share of changed answers that noise could bring about by luck: the worse upper bound where there is any.
+        """The share of answers that noise could change by luck: the worse upper bound where there is any.
 
         An answer that varies can come out alike twice in each deployment, and differ between them.
         """
@@ -66,17 +72,20 @@ class Outcome:
 
     @property
     def is_conclusive(self) -> bool:
-        return self.share is not None and (not self.changed or (self.share.value or 0.0) > self.explained)
+        return self.steady > 0 and (not self.changed or len(self.changed) / self.answered > self.explained)
 
 
 def outcome(rows: Sequence[Compared]) -> Outcome:
     answered = [row for row in rows if row.became != "failed"]
-    changed = tuple(row.request_id for row in answered if row.became == "changed")
+    steady = [row for row in answered if row.became in ("same", "changed")]
+    changed = tuple(row.request_id for row in steady if row.became == "changed")
     return Outcome(
         requests=len(rows),
         answered=len(answered),
+        empty=sum(row.became == "empty" for row in answered),
+        steady=len(steady),
         changed=changed,
-        share=wilson(len(changed), len(answered)),
+        share=wilson(len(changed), len(steady)),
         noise_before=_noise(answered, lambda row: row.before),
         noise_after=_noise(answered, lambda row: row.after),
     )

@@ -16,7 +16,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "policy": {
             "full-prefill": "the whole prompt is computed and nothing is reused: the reference",
-            "as-served": "what a server does with its cache by itself",
+            "as-served": "what a server, or an engine that takes no policy, does with its cache by itself",
             "any other": "a recomputation policy; `kvaudit policies` lists them",
         },
         "order": {

@@ -7,7 +7,7 @@ native trace may carry `tools` and `tool_choice` in a request's `extra`; they ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -53,6 +53,13 @@ _ASIDE = (
 )
 """What changes no answer: how it is sent, for whom, and what is told beside it."""
 _KNOWN = frozenset({*_PROMPT, *_SAMPLING, *_ASIDE})
+_TOOLS = frozenset({"tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"})
+"""What a native trace may carry all the same."""
+
+
+def not_extra(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of a native trace's `extra` that are none: the trace says them elsewhere, or a replay decides them."""
+    return tuple(sorted(_KNOWN.intersection(names) - _TOOLS))
 
 
 def extra_fields(api: str, body: Mapping[str, Any]) -> str:

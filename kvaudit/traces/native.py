@@ -5,7 +5,8 @@ A header line, then, in any order in which a segment comes before its use:
 `{"request": id, "segments": [...], "prelude": [[...], ...], "session": ..., "max_tokens": ..., "stop": [...],
 "expected": ..., "timestamp": seconds, "chat": ..., "extra": {...}}`, where a segment is a content id or, written by
 hand, an object with `kind` and `text`. In a chat `role` begins a message, and a segment without one goes on with it.
-`extra` are fields of the body for servers that know them. The header may be left out.
+`extra` are fields of the body for servers that know them, tools among them, and nothing that stands elsewhere. The
+header may be left out.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
+import orjson
+
 from kvaudit.records import DEFAULT_MAX_TOKENS, KINDS, Request, Segment, Trace
 from kvaudit.traces.assembly import build_trace, sound_requests
+from kvaudit.traces.extras import not_extra
 from kvaudit.traces.fields import Fields, brief
 from kvaudit.traces.id_lists import LISTED, IdLists, ListedPrompt
 from kvaudit.traces.segments import SegmentPool
@@ -166,8 +170,18 @@ class _Lines:
             timestamp=fields.number("timestamp"),
             limited=max_tokens is not None,
             line=line,
-            extra=fields.object("extra"),
+            extra=self._extra(fields),
         )
+
+    def _extra(self, fields: Fields) -> str:
+        extra = fields.object("extra")
+        if extra and (known := not_extra(orjson.loads(extra))):
+            raise fields.error(
+                f"has {', '.join(known)} in its 'extra'",
+                "a prompt is in 'segments', its limits in 'max_tokens' and 'stop'; a replay is greedy and decides "
+                "the rest: take them out",
+            )
+        return extra
 
     def _prompt(self, line: int, fields: Fields, parts: Any) -> tuple[Segment, ...]:
         if type(parts) is not list:

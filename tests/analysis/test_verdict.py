@@ -314,6 +314,23 @@ def test_under_reset_a_prelude_may_be_reused():
     assert finding(built).seen == "none-seen"
 
 
+def cold_and_different(row):
+    """Nothing was cached, nothing came before, and yet the answer is another one."""
+    cold = {"reused_tokens": 0, "reusable_tokens": 0, "prelude_reused_tokens": None}
+    return cold | {"answer_ids": [9, 9], "answer_text": "another"}
+
+
+def test_what_nothing_was_cached_of_is_full_prefill():
+    cold = healthy().with_rows(
+        lambda row: row | (cold_and_different(row) if at(row, control="reset") and row["position"] < 2 else {})
+    )
+    assert alone(cold, "cold-differs").count == 2
+    reused = healthy().with_rows(
+        lambda row: row | (cold_and_different(row) | {"reused_tokens": 5} if at(row, control="reset") else {})
+    )
+    assert finding(reused).seen == "none-seen"
+
+
 def test_an_arm_without_a_first_request_is_not_verified():
     built = healthy().with_rows(lambda row: row | {"position": row["position"] + 1})
     assert reasons(built)["cache-unverified"].count == 3

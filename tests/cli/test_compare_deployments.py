@@ -62,13 +62,50 @@ def other():
     return JSONResponse({"model": "m", "choices": [choice]})
 
 
-def test_noise_of_one_is_no_change(compare):
+def test_where_every_answer_varies_nothing_was_compared(compare):
     with faulty_server() as before, faulty_server("random") as after:
         code, out, _ = compare(before, after)
-    assert code == 0
+    assert code == 4
     assert "after: " in out
     assert "100.0 % of its answers differ from run to run" in out
-    assert "0 of 6 answers changed" in out
+    assert "6 of 6 answers vary from run to run, and are not compared." in out
+    assert "Inconclusive: nothing was compared." in out
+    assert "0.0 to" not in out
+
+
+def test_where_every_answer_is_empty_nothing_was_compared(compare):
+    with faulty_server() as before, faulty_server() as after:
+        for server in (before, after):
+            server.behaviour.failures = dict.fromkeys(range(1, 13), silence)
+        code, out, _ = compare(before, after)
+    assert code == 4
+    assert "6 of 6 answers are empty, and are not compared." in out
+    assert "Inconclusive: nothing was compared." in out
+
+
+def silence():
+    return JSONResponse({"model": "m", "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
+
+
+def test_a_deployment_that_is_another_one_afterwards_is_none(compare):
+    def upgraded():
+        after.behaviour.version = "2.0"
+        return other()
+
+    with faulty_server() as before, faulty_server() as after:
+        after.behaviour.failures = {9: upgraded}
+        code, _, err = compare(before, after)
+    assert code == 3
+    assert "was changed: it was version 1.0, weights weights, it is version 2.0" in err
+
+
+def test_a_folder_is_no_file_for_the_answers(compare, tmp_path):
+    (tmp_path / "d.json").mkdir()
+    with faulty_server() as before, faulty_server() as after:
+        code, _, err = compare(before, after, "--force")
+    assert code == 2
+    assert "d.json is a folder" in err
+    assert not before.questions
 
 
 def test_requests_that_one_refuses_are_counted_and_not_compared(compare):
@@ -98,7 +135,10 @@ def test_a_file_that_is_there_is_not_replaced_unless_that_is_asked_for(compare, 
         assert compare(before, after, "--force")[0] == 0
 
 
-@pytest.mark.parametrize(("more", "said"), [(("--orders", "3"), "--orders"), (("--reset", "vllm"), "--reset")])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(("--orders", "3"), "--orders"), (("--reset", "vllm"), "--reset"), (("--concurrency", "8"), "--concurrency")],
+)
 def test_what_audits_a_cache_has_no_use_here(compare, more, said):
     with faulty_server() as before, faulty_server() as after:
         code, _, err = compare(before, after, *more)
@@ -115,12 +155,16 @@ def test_changes_that_noise_could_explain_are_inconclusive():
     same = [row(f"s{i}", "aa", "aa") for i in range(14)]
     found = outcome([*noisy, *same, row("c", "aa", "bb")])
     assert found.changed == ("c",)
-    assert found.share.value == pytest.approx(0.05)
+    assert (found.answered, found.steady) == (20, 15)
+    assert found.share.value == pytest.approx(1 / 15)
     assert found.noise_before.value == pytest.approx(0.25)
     assert found.explained == pytest.approx(found.noise_before.high)
     assert not found.is_conclusive
     assert outcome([*same, row("c", "aa", "bb")]).is_conclusive
     assert not outcome([]).is_conclusive
+    assert not outcome(noisy).is_conclusive
+    assert outcome([*noisy, same[0]]).share.n == 1
+    assert not outcome([*noisy, row("c", "aa", "bb")]).is_conclusive
 
 
 def test_answers_are_equal_by_ids_where_both_show_them():

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from faulty_server import faulty_server
 
 from kvaudit import cli, plugins
 from kvaudit.cli import doctor
@@ -116,6 +117,35 @@ def test_settings_and_errors_are_told_with_what_to_do(run, tried):
     assert "spoils an audit: a captured graph runs without the calls" in out
     assert "FAILED" in out
     assert "leave it out" in out
+
+
+def test_a_server_is_given_by_options(run):
+    with faulty_server() as server:
+        address = ("--option", f"base-url={server.url}", "--option", "reset=vllm")
+        code, out, _ = run("--engine", "server", "--model", "m", *address)
+    assert code == 0, out
+    assert "after a reset answers the same" in " ".join(out.split())
+
+
+def test_a_server_without_an_address_is_told_how_doctor_takes_it(run):
+    code, out, _ = run("--engine", "server", "--model", "m")
+    assert code == 2
+    assert "--option base-url=http://HOST:PORT/v1" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--engine", "server"), "needs the name of a model"),
+        (("--engine", "server", "--model", "m", "--like", "epic"), "--like says how an engine computes"),
+        (("--engine", "vllm", "--like", "epic"), "--like says how an engine computes"),
+    ],
+)
+def test_options_that_a_server_has_no_use_for(run, arguments, told):
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert told in err
 
 
 def test_a_model_that_cannot_be_had_is_no_traceback(run):

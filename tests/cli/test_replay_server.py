@@ -110,7 +110,7 @@ def test_options_of_a_server_by_themselves_and_by_option_are_the_same_audit(audi
         (("--engine", "server"), "engine 'server' needs the name of a model"),
         (("--engine", "server", "--model", "m"), "needs the address of a server"),
         (("--engine", "server", "--model", "m", "--mask", "exact"), "--mask says how an engine computes"),
-        (("--engine", "server", "--model", "m", "--study", "policies"), "--study says how an engine computes"),
+        (("--engine", "server", "--model", "m", "--study", "policies"), "--study compares policies"),
         (("--engine", "server", "--model", "m", "--like", "vllm"), "--like says how an engine computes"),
         (("--engine", "server", "--model", "m", "--policy", "none"), "takes no recomputation policy (none)"),
         (("--base-url", "http://gpu:8000/v1"), "--base-url is for a server, and the engine is 'embedded'"),
@@ -128,6 +128,14 @@ def test_options_that_do_not_go_together_are_refused(kvaudit, trace, arguments, 
     code, out, err = kvaudit("replay", trace, *arguments)
     assert (code, out) == (2, "")
     assert said in err
+
+
+def test_an_engine_that_takes_no_policies_heeds_what_it_says_it_does(kvaudit, trace):
+    at_hand = ("--engine", "vllm", "--device", "cpu", "--dtype", "no-such-type")
+    assert "--dtype says how" not in kvaudit("replay", trace, *at_hand)[2]
+    assert "--dtype says how" in kvaudit("replay", trace, "--engine", "server", "--model", "m", "--dtype", "float32")[2]
+    assert "--mask says how" in kvaudit("replay", trace, *at_hand, "--mask", "exact")[2]
+    assert "--study compares policies" in kvaudit("replay", trace, *at_hand, "--study", "policies")[2]
 
 
 def test_a_server_that_is_gone_leaves_finished_arms_and_the_same_command_goes_on(audit, tmp_path):

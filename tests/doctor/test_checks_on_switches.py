@@ -27,7 +27,9 @@ def assert_found(switches):
     assert told(findings) == expected(switches)
     for finding in findings:
         assert (finding.value is None) == (finding.outcome == "inconclusive") == (finding.reason is not None)
-    assert finding_of(findings, NOISE).value == EXACT
+    noise, blends = finding_of(findings, NOISE), expected(switches)["causality"] is not None
+    assert noise.value == (EXACT if blends else None)
+    assert ("relative" in noise.evidence) == blends
     if switches.lookup not in PREFIX_LOOKUPS:
         assert finding_of(findings, "save loss").value in (KEPT, None)
         assert (finding_of(findings, "save loss").value is None) == (not reuses_behind_another(switches))
@@ -78,7 +80,7 @@ def test_a_prefix_cache_has_nothing_to_blend():
         assert "nothing to blend" in finding_of(findings, check).reason
     assert (
         finding_of(findings, "save loss").value
-        == "new chunks of up to 1 tokens are lost in new prompts and behind a hit"
+        == "new chunks of up to 1 token, of 1 to 32 that were tried, are lost in new prompts and behind a hit"
     )
 
 

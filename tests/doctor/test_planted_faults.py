@@ -46,8 +46,17 @@ def test_every_second_write_that_is_dropped(switches):
 @pytest.mark.parametrize("switches", [IDEAL, LMCACHE])
 def test_short_chunks_that_are_lost_behind_a_hit(switches):
     finding = found("save loss", tiny_engine(switches, kind=tiny_engines.LosesShort))
-    assert finding.value == "new chunks of up to 1 tokens are lost behind a hit"
+    assert finding.value == "new chunks of up to 1 token, of 1 to 32 that were tried, are lost behind a hit"
     assert finding.evidence["lost in new prompts"] == 0
+
+
+@pytest.mark.parametrize("switches", [IDEAL, LMCACHE])
+def test_where_no_hit_comes_before_a_new_chunk_nothing_is_lost_behind_one(switches):
+    finding = found("save loss", tiny_engine(switches, kind=tiny_engines.LosesLonely))
+    assert finding.outcome == "inconclusive"
+    assert "could stand behind" in finding.reason
+    assert finding.evidence["tried in new prompts"] == finding.evidence["no hit to stand behind"] > 0
+    assert finding.evidence["tried behind a hit"] == finding.evidence["lost behind a hit"] == 0
 
 
 @pytest.mark.parametrize("switches", [IDEAL, LMCACHE, PRESETS["epic"], PRESETS["unmoved"], PRESETS["cache-craft"]])
@@ -156,8 +165,9 @@ def test_a_cache_that_is_not_empty_after_a_reset():
 
 def test_rows_that_are_not_shown():
     findings = checked(tiny_engines.Blank)
-    for check in ("causality", "gap", "discipline", "position"):
+    for check in (NOISE, "causality", "gap", "discipline", "position"):
         assert "did not show rows" in finding_of(findings, check).reason
+    assert "relative" not in finding_of(findings, NOISE).evidence
     assert told(findings)["lookup"] == "--lookup any"
 
 

@@ -16,7 +16,7 @@ from kvaudit.engines.embedded.cache import ChunkCache, Entry
 from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.weights import Weights, weights_of
 from kvaudit.policies import Policy, Positions
-from kvaudit.records import CacheState, Prompt
+from kvaudit.records import DOCUMENT, CacheState, Prompt
 
 
 @cache
@@ -120,6 +120,17 @@ class LosesShort(EmbeddedEngine):
             for entry in self.cache.entries():
                 if entry.write_ordinal in fresh:
                     self.cache._removed(entry.key)
+        return served
+
+
+class LosesLonely(EmbeddedEngine):
+    """Drops what a prompt of one chunk stored."""
+
+    def serve(self, request_id: str, part: Any, prompt: Prompt, *rest: Any, **named: Any) -> Any:
+        served = super().serve(request_id, part, prompt, *rest, **named)
+        if sum(segment.kind == DOCUMENT for segment in prompt.segments) == 1:
+            for entry in self.cache.entries():
+                self.cache._removed(entry.key)
         return served
 
 

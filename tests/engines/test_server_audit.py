@@ -30,9 +30,17 @@ class Case:
     options: dict = field(default_factory=dict)
     behaviour: dict = field(default_factory=dict)
     prelude: bool = False
+    requests: int = 5
 
     def __str__(self):
-        return "-".join([self.fault, *map(str, [*self.options.values(), *self.behaviour]), *["prelude"] * self.prelude])
+        return "-".join(
+            [
+                self.fault,
+                *map(str, [*self.options.values(), *self.behaviour]),
+                *["prelude"] * self.prelude,
+                str(self.requests),
+            ]
+        )
 
 
 def none_seen(fault, **fields):
@@ -59,11 +67,11 @@ MATRIX = [
     none_seen("none", behaviour={"busy_resets": 2}),
     none_seen("eviction"),
     sensitive("previous-request"),
-    sensitive("previous-request", prelude=True),
+    inconclusive("previous-request", "noise-possible", prelude=True),
     sensitive("earlier-requests"),
     sensitive("position"),
     sensitive("position", options={"reference": "reset"}, behaviour={"counters": "metrics"}),
-    sensitive("eviction", behaviour={"capacity": TIGHT, "counters": "timings"}),
+    sensitive("eviction", behaviour={"capacity": TIGHT, "counters": "timings"}, requests=16),
     inconclusive("hidden-stale-cache", "cache-not-empty", "repeat-differs"),
     inconclusive("hidden-stale-cache", "cache-not-empty", "reference-reused", options={"reference": "reset"}),
     inconclusive("random", "noise-floor", "repeat-differs"),
@@ -96,12 +104,12 @@ def audited(path, trace, settings, gates=None, **options):
 
 @pytest.mark.parametrize("case", MATRIX, ids=str)
 def test_the_finding_is_right_for_every_fault_of_a_server(tmp_path, case):
-    trace = rolling_trace(5, window=3, prelude=case.prelude)
+    trace = rolling_trace(case.requests, window=3, prelude=case.prelude)
     with faulty_server(case.fault, **case.behaviour) as server:
         audit = audited(tmp_path / "run", trace, settings_for(server, **case.options))
     (finding,) = audit.findings
     assert finding.policy == "as-served"
-    assert finding.seen == case.seen
+    assert finding.seen == case.seen, finding.reasons
     assert {reason.code for reason in finding.reasons} >= case.reasons
     assert bool(finding.reasons) == (case.seen == "inconclusive")
     assert finding.own_losses == 0 or case.prelude or case.seen == "inconclusive"
@@ -155,6 +163,45 @@ def test_a_second_server_that_reuses_is_no_reference(tmp_path):
         settings = settings_for(server, reference_url=reference.url)
         audit = audited(tmp_path / "run", rolling_trace(4, window=3), settings)
     assert "reference-reused" in {reason.code for reason in audit.findings[0].reasons}
+
+
+@pytest.mark.parametrize("counters", ["nowhere", "timings"])
+def test_a_second_server_that_is_faster_the_second_time_has_a_cache(tmp_path, counters):
+    """Also one that counts, and whose counts say nothing of that cache."""
+    with (
+        faulty_server("none") as server,
+        faulty_server("none", counters=counters, slow_prefill=0.15, uncounted=True) as reference,
+    ):
+        settings = settings_for(server, reference_url=reference.url)
+        with pytest.raises(EngineError, match=f"{reference.url} answers a known prompt sooner than a new one"):
+            replayed(tmp_path / "run", rolling_trace(3, window=3), settings)
+
+
+def test_the_second_server_is_described_and_watched(tmp_path):
+    with faulty_server("none") as server, faulty_server("no-reuse", version="9", answers_as="x") as reference:
+        engine = load("engines", "server")(settings_for(server, reference_url=reference.url))
+        told = {name: value for name, value in engine.describe().items() if name.startswith("reference_")}
+        engine.reset()
+        reference.behaviour.version = "10"
+        with pytest.raises(EngineError, match=f"at {reference.url} was changed: it was version 9.*, it is version 10"):
+            engine.reset()
+        engine.close()
+    assert told == {
+        "reference_answers_as": "x",
+        "reference_system_fingerprint": None,
+        "reference_version": "9",
+        "reference_weights": "weights",
+    }
+
+
+def test_the_time_of_a_second_server_is_not_held_against_the_first(tmp_path):
+    with faulty_server("none") as server, faulty_server("no-reuse") as reference:
+        settings = settings_for(server, reference_url=reference.url)
+        audit = audited(tmp_path / "run", rolling_trace(4, window=3), settings)
+    figures = {(figure.metric, figure.policy) for figure in audit.figures}
+    assert ("ttft_median", "as-served") in figures
+    assert ("ttft_median", "full-prefill") not in figures
+    assert "ttft_speedup" not in {metric for metric, _ in figures}
 
 
 def test_salts_that_keep_nothing_apart_are_refused_as_a_reference(tmp_path):

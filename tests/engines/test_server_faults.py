@@ -1,5 +1,6 @@
 """What goes wrong between kvaudit and a server, and what becomes of an arm then."""
 
+import json
 import socket
 import ssl
 import subprocess
@@ -144,6 +145,30 @@ def test_a_server_that_sends_nothing_is_given_up_after_the_time_limit(opened):
     assert served.attempts == 2
 
 
+def test_a_server_that_only_keeps_the_connection_open_is_given_up_too(opened):
+    async def pings():
+        import anyio
+
+        for _ in range(200):
+            await anyio.sleep(0.02)
+            yield b": ping\n\n"
+
+    with faulty_server() as server:
+        engine = opened(server, timeout="0.3")
+        next_fails(server, lambda: StreamingResponse(pings(), media_type="text/event-stream"))
+        assert serve(engine).attempts == 2
+
+
+@pytest.mark.parametrize("half", [b"\\ud83d", b"\xf0\x9f"])
+def test_a_letter_that_is_cut_in_halves_is_an_answer(opened, half):
+    body = b'{"model": "m", "choices": [{"index": 0, "text": "a%bz", "finish_reason": "stop"}]}' % half
+    with faulty_server() as server:
+        engine = opened(server)
+        next_fails(server, lambda: Response(body, media_type="application/json"))
+        served = serve(engine)
+    assert (served.answer_text[0], served.answer_text[-1], served.attempts) == ("a", "z", 1)
+
+
 def test_a_refusal_is_no_reason_to_ask_again(opened, no_pauses):
     with faulty_server() as server:
         engine = opened(server)
@@ -228,8 +253,22 @@ def test_another_deployment_between_arms_is_refused(opened, change):
         engine.reset()
         for name, value in change.items():
             setattr(server.behaviour, name, value)
-        with pytest.raises(EngineError, match="the deployment was changed"):
+        with pytest.raises(EngineError, match=r"the deployment at .* was changed"):
             engine.reset()
+
+
+@pytest.mark.parametrize(("change", "asked"), [({"unready": 1}, 1), ({"models_listed": False}, None)])
+def test_a_server_that_says_less_for_a_moment_is_asked_again(opened, change, asked, no_pauses):
+    with faulty_server() as server:
+        engine = opened(server)
+        for name, value in change.items():
+            setattr(server.behaviour, name, value)
+        if asked:
+            engine._check_identity()
+        else:
+            with pytest.raises(EngineError, match=r"does not say any more .* it is version 1\.0, weights None"):
+                engine._check_identity()
+    assert len(no_pauses) == (asked or 4)
 
 
 def test_an_answer_of_another_model_is_refused(opened):
@@ -306,6 +345,12 @@ def test_an_answer_in_one_piece_is_an_answer(opened):
         ({"choices": []}, "0 choices"),
         ({"choices": [CHOICE, {**CHOICE, "index": 1}]}, "2 choices"),
         ({"choices": [CHOICE], "usage": {"completion_tokens": 9}}, "9 tokens, and 8 were the limit"),
+        ({"choices": [CHOICE], "usage": {"prompt_tokens": 2**63 + 5}}, "counted 9223372036854775813 prompt tokens"),
+        (
+            {"choices": [CHOICE], "usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 6}}},
+            "6 cached tokens in a prompt of 5",
+        ),
+        ({"choices": [{**CHOICE, "finish_reason": None}]}, "without a finish reason, and earlier ones had one"),
     ],
 )
 def test_an_answer_that_was_not_asked_for_is_refused(opened, body, said):
@@ -383,6 +428,46 @@ def test_a_key_that_the_server_repeats_is_taken_out_of_the_error(opened, monkeyp
     assert "--api-key-env" in refused.value.hint
 
 
+def test_the_key_that_a_server_puts_into_its_answers_is_taken_out(opened, monkeypatch):
+    monkeypatch.setenv("KVAUDIT_API_KEY", KEY)
+    split = [{"model": KEY, "choices": [{"index": 0, "text": part}]} for part in (KEY[:9], KEY[9:])]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in split) + "data: [DONE]\n\n"
+    with faulty_server(key=KEY, version=KEY, answers_as=KEY) as server:
+        engine = opened(server)
+        next_fails(server, lambda: StreamingResponse(iter([body]), media_type="text/event-stream"))
+        engine._target.claims.finishes = False
+        assert serve(engine).answer_text == "[secret removed]"
+        assert KEY not in repr(engine.describe())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " "])
+def test_white_space_around_a_key_is_none_of_it(opened, monkeypatch, end):
+    monkeypatch.setenv("KVAUDIT_API_KEY", KEY + end)
+    with faulty_server(key=KEY) as server:
+        assert serve(opened(server)).answer_text
+
+
+@pytest.mark.parametrize("key", ["sk-one\nsk-two", "sk-\u00e4", "sk one"])
+def test_what_no_header_can_hold_is_refused_unseen(opened, monkeypatch, key):
+    monkeypatch.setenv("KVAUDIT_API_KEY", key)
+    with faulty_server() as server, pytest.raises(UsageError, match="KVAUDIT_API_KEY holds what no key can") as refused:
+        opened(server)
+    assert "sk" not in str(refused.value)
+
+
+def test_what_a_reset_names_is_taken_out_of_its_errors(opened, monkeypatch):
+    monkeypatch.setenv("ADMIN", KEY)
+    with faulty_server() as server:
+        for way in (
+            {"reset_url": server.url + "/$ADMIN", "reset_method": "GET"},
+            {"reset_command": 'echo "no such key: $ADMIN" >&2; exit 1'},
+        ):
+            with pytest.raises(EngineError) as refused:
+                opened(server, reset="", **way).reset()
+            assert KEY not in str(refused.value)
+    assert "no such key: [secret removed]" in str(refused.value)
+
+
 def test_the_key_is_sent_to_no_other_host(opened, monkeypatch):
     monkeypatch.setenv("KVAUDIT_API_KEY", KEY)
     with faulty_server(key=KEY) as server, faulty_server() as elsewhere:
@@ -418,6 +503,11 @@ def test_a_certificate_that_nobody_signed_is_refused_unless_it_is_named(opened, 
 def test_a_reset_that_answers_with_success_false_is_waited_out(opened):
     with faulty_server(busy_resets=1) as server:
         assert opened(server).reset().entries == 0
+
+
+def test_a_reset_that_is_elsewhere_is_not_waited_for(opened):
+    with faulty_server() as server, pytest.raises(EngineError, match="answers status 307"):
+        opened(server, reset="", reset_url=server.url + "/models/")._resetter.run()
 
 
 def test_a_reset_that_is_not_offered_says_what_the_server_needs(opened):
@@ -461,6 +551,21 @@ def test_a_server_that_loads_after_a_command_is_waited_for_and_not_for_ever(open
             engine._resetter.run()
 
 
+def test_a_command_may_leave_a_server_running(opened):
+    with faulty_server() as server:
+        began = time.monotonic()
+        opened(server, reset="", reset_command="sleep 5 & true", patience="4")._resetter.run()
+    assert time.monotonic() - began < 3
+
+
+def test_a_reset_that_hangs_is_given_up_when_the_patience_ends(opened):
+    with socket.create_server(("127.0.0.1", 0)) as listening, faulty_server() as server:
+        url = "http://{}:{}/".format(*listening.getsockname())
+        engine = opened(server, reset="", reset_url=url, patience="0.2", timeout="60")
+        with pytest.raises(EngineError, match="nothing came within the time limit"):
+            engine._resetter.run()
+
+
 def test_a_command_that_fails_ends_the_audit_with_its_last_words(opened):
     with faulty_server() as server:
         engine = opened(server, reset="", reset_command="echo first; echo no such container >&2; exit 3")
@@ -488,12 +593,12 @@ def test_nothing_is_verified_where_nothing_is_told(opened):
 
 
 def test_one_probe_that_was_held_up_does_not_verify_a_reset(opened):
-    with faulty_server("hidden-stale-cache", counters="nowhere", slow_prefill=0.05) as server:
+    with faulty_server("hidden-stale-cache", counters="nowhere", slow_prefill=0.15) as server:
         engine = opened(server)
         held_up = server.questions + 3
 
         def late():
-            time.sleep(0.1)
+            time.sleep(0.3)
             return whole(choices=[CHOICE])()
 
         server.behaviour.failures[held_up] = late
@@ -512,7 +617,7 @@ def test_a_short_probe_is_taken_where_the_server_keeps_it(opened, least_cached, 
 
 def test_times_verify_a_reset_where_nothing_is_counted(opened):
     for fault, entries in (("none", 0), ("hidden-stale-cache", 1)):
-        with faulty_server(fault, counters="nowhere", slow_prefill=0.05) as server:
+        with faulty_server(fault, counters="nowhere", slow_prefill=0.15) as server:
             assert opened(server).reset().entries == entries
 
 
@@ -539,6 +644,23 @@ def test_cached_tokens_are_counted_each_way(opened, counters):
         counted = [serve(engine, text).reused_tokens for _ in range(2)]
         assert engine.describe()["cached_tokens_from"] == counters
     assert counted == [0, len("firstsecond")]
+
+
+def test_a_counter_is_read_anew_each_time_where_restarts_cannot_be_seen(opened):
+    text = f"first{SEPARATOR}second"
+    with faulty_server(counters="metrics", bare_metrics=True) as server:
+        engine = opened(server)
+        engine.reset()
+        counted = [serve(engine, given).reused_tokens for given in (text, text, "another", "a third")]
+        assert engine.describe()["restarts_seen_by"] == "lost connections alone"
+    assert counted == [0, len("firstsecond"), 0, 0]
+
+
+def test_an_answer_without_usage_says_nothing_of_cached_tokens(opened):
+    with faulty_server() as server:
+        engine = opened(server)
+        next_fails(server, whole(choices=[CHOICE]))
+        assert serve(engine).reused_tokens is None
 
 
 def test_token_ids_are_taken_where_the_server_shows_them(opened):

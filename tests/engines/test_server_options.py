@@ -58,6 +58,8 @@ def test_a_second_url_is_the_reference():
         ({"reset_url": URL}, "--reset and --reset-url are two ways"),
         ({"reset_body": "{}"}, "--reset-body is sent to --reset-url"),
         ({"reset": "", "reset_url": f"{URL}?api_key=x"}, "--reset-url holds a key in 'api_key'"),
+        ({"reset": "", "reset_url": f"{URL}?pw=x"}, "--reset-url holds a key in 'pw'"),
+        ({"reset": "", "reset_url": URL, "reset_body": '{"token": "x"}'}, "--reset-body holds a key in 'token'"),
         ({"reset": "", "reset_url": URL, "reset_method": "FLUSH"}, "--reset-method is 'FLUSH'"),
         ({"timeout": "0"}, "--timeout is '0'"),
         ({"timeout": "soon"}, "--timeout is 'soon'"),
@@ -79,6 +81,18 @@ def resetter(**given):
     connection = Connection(URL, None, ssl.create_default_context(), 1.0)
     connection.close()
     return Resetter(options(**given), connection).described()
+
+
+def test_an_address_that_is_no_address_is_not_repeated_with_its_query():
+    with pytest.raises(UsageError) as error:
+        options(base_url="http://gpu/v1?key=sk-mine")
+    assert "sk-mine" not in str(error.value)
+
+
+def test_the_address_of_a_reset_is_called_as_it_is_written():
+    for url in ("http://b/flush/", "http://b/clear?path=a/"):
+        assert resetter(reset="", reset_url=url) == f"POST {url}"
+    assert resetter(reset="lmcache", reset_url="http://b:7001/").startswith("lmcache: DELETE http://b:7001/cache/")
 
 
 def test_every_preset_says_what_it_does():
@@ -111,6 +125,8 @@ def test_every_preset_says_what_it_does():
         (200, '{"status": "Failed"}', False),
         (200, '{"error": "no engine"}', False),
         (200, '{"busy": true}', False),
+        (200, '{"success": "false"}', False),
+        (200, '{"ok": false}', False),
         (400, "not idle", False),
         (307, "", False),
         (503, "", False),

@@ -7,9 +7,8 @@ import pytest
 from server_audits import MODEL, audited, chats, settings
 from server_processes import free_port, running
 
-from kvaudit.engines.embedded.models import resolve_model
-from kvaudit.engines.embedded.tokenizer import load_with_original
 from kvaudit.engines.server import open_engine
+from kvaudit.engines.vllm.folder import model_folder
 from kvaudit.errors import EngineError
 from kvaudit.policies.as_served import AsServed
 from kvaudit.records import Prompt, PromptSegment, Sampling, Wording
@@ -22,25 +21,17 @@ COUNTING = Wording(text="1, 2, 3, 4, 5, 6, 7, 8,")
 LONG = Wording(text=" ".join(f"Line {number} holds {number * 7919 % 1000}." for number in range(40)))
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    """The model as the folder that vLLM loads."""
-    from real_model import transformers_model
-
-    files, folder = resolve_model(MODEL), tmp_path_factory.mktemp("model")
-    model = transformers_model(files)
-    model.hf_quantizer = None
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(folder)
-    load_with_original(files)[1].save_pretrained(folder)
-    return folder
-
-
 @contextmanager
-def vllm(model_folder, log, *arguments, **environment):
+def vllm(log, *arguments, **environment):
     port = free_port()
-    command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model_folder), "--served-model-name", MODEL]
+    command = [
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model_folder(MODEL).path),
+        "--served-model-name",
+        MODEL,
+    ]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "2048"]
     command += ["--enforce-eager", "--enable-prefix-caching", *arguments]
     small = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -50,10 +41,10 @@ def vllm(model_folder, log, *arguments, **environment):
 
 
 @pytest.fixture(scope="module")
-def server(model_folder, tmp_path_factory):
+def server(tmp_path_factory):
     """With all that an audit can make use of."""
     log = tmp_path_factory.mktemp("vllm")
-    with vllm(model_folder, log, "--enable-prompt-tokens-details", VLLM_SERVER_DEV_MODE="1") as url:
+    with vllm(log, "--enable-prompt-tokens-details", VLLM_SERVER_DEV_MODE="1") as url:
         yield url
 
 
@@ -99,8 +90,8 @@ def test_limits_stops_and_token_ids(server):
     engine.close()
 
 
-def test_as_people_start_it_metrics_count_and_what_a_reset_needs_is_named(model_folder, tmp_path):
-    with vllm(model_folder, tmp_path) as url:
+def test_as_people_start_it_metrics_count_and_what_a_reset_needs_is_named(tmp_path):
+    with vllm(tmp_path) as url:
         engine = open_engine(settings(url, reset="vllm"))
         assert engine.describe()["cached_tokens_from"] == "metrics"
         served(engine, LONG, 100, Sampling(1))

@@ -67,6 +67,19 @@ def test_what_is_no_object_is_refused(tmp_path):
         written(tmp_path / "t.jsonl", line)
 
 
+@pytest.mark.parametrize("name", ["messages", "prompt", "n", "top_p", "max_completion_tokens", "stop", "echo"])
+def test_what_a_replay_decides_is_no_extra_field_of_our_own_traces(tmp_path, name):
+    line = {"request": "a", "segments": [{"kind": "query", "text": "Hi"}], "extra": {"drop_message": [1], name: 2}}
+    with pytest.raises(TraceError, match=f"line 1: request 'a' has {name} in its 'extra'"):
+        written(tmp_path / "t.jsonl", line)
+
+
+def test_tools_of_our_own_traces_are_extra_fields(tmp_path):
+    extra = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}
+    line = {"request": "a", "segments": [{"kind": "query", "text": "Hi"}], "extra": extra}
+    assert orjson.loads(written(tmp_path / "t.jsonl", line).requests[0].extra) == extra
+
+
 def test_they_are_redacted_with_everything_else():
     extra = orjson.dumps({"cache_salt": "me@example.org", "drop_message": [1]}).decode()
     redactor = RequestRedactor(Redactor(detectors("email"), b"salt"))

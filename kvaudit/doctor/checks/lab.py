@@ -14,8 +14,8 @@ from kvaudit.doctor.checks.given import Given
 from kvaudit.doctor.checks.measuring import Scale
 from kvaudit.engines import Probed, Rows
 from kvaudit.policies import Floats, Policy
-from kvaudit.prompts import tokens_digest
-from kvaudit.records import DOCUMENT, QUERY, SEPARATOR, Prompt, PromptSegment, Reference, Sampling, Served
+from kvaudit.prompts import prompt_of
+from kvaudit.records import DOCUMENT, QUERY, SEPARATOR, Prompt, Reference, Sampling, Served
 
 Chunk = tuple[int, ...]
 
@@ -47,6 +47,13 @@ class Seen:
     @property
     def stored_gaps(self) -> frozenset[int]:
         return frozenset(index // 2 for index in self._reused if index % 2)
+
+    @property
+    def evicts_chunks(self) -> bool:
+        """Whether anything but separators made room: of those, which stand everywhere, an engine may keep few
+        versions."""
+        gaps = {segment.content_id for segment in self.prompt.segments if segment.kind == SEPARATOR}
+        return any(eviction.content_id not in gaps for eviction in self.served.evictions)
 
     @property
     def layer(self) -> int:
@@ -162,13 +169,7 @@ class Lab:
 
     def prompt(self, *chunks: Chunk) -> Prompt:
         """The chunks with a separator after each, then a query that no other prompt has."""
-        ids: list[int] = []
-        segments = []
-        for kind, piece in self._pieces(chunks):
-            start = len(ids)
-            ids += piece
-            segments.append(PromptSegment(kind, tokens_digest(piece), start, len(ids)))
-        return Prompt(tuple(ids), tuple(segments))
+        return prompt_of(self._pieces(chunks))
 
     def serve(self, *chunks: Chunk) -> Seen:
         """Serve a prompt in which nothing is recomputed but the first row of the first chunk."""

@@ -19,13 +19,14 @@ NAME = "noise"
 class Take:
     """One run of the same prompts from an empty cache: a full prefill's answer, the answers of requests that may reuse,
     and, where rows are reused and recomputed, these rows [L, P, G, 2 D]. `rounding`: how far keys and values that are
-    computed again in the same context are from those that were stored, relative.
+    computed again in the same context are from those that were stored, relative. `unseen`: why there are no rows.
     """
 
     reference: Reference
     answers: tuple[tuple[int, ...], ...]
     states: tuple[Floats, ...] = ()
     rounding: float = 0.0
+    unseen: str | None = None
 
     @property
     def tokens(self) -> tuple[tuple[int, ...], ...]:
@@ -39,8 +40,8 @@ def take(lab: Lab) -> Take:
     answers = [lab.serve(lead, second).served.answer_ids]
     try:
         loaded, computed, rounding = _rows(lab, lead, second)
-    except Inconclusive:
-        return Take(reference, tuple(answers))
+    except Inconclusive as end:
+        return Take(reference, tuple(answers), unseen=end.reason)
     answers += [seen.served.answer_ids for seen in (loaded, computed)]
     return Take(reference, tuple(answers), (loaded.states, computed.states), rounding)
 
@@ -67,21 +68,30 @@ class Noise:
     later: tuple[Take, ...]
 
     @property
-    def relative(self) -> float:
-        """The largest relative difference of rows where nothing differs."""
+    def relative(self) -> float | None:
+        """The largest relative difference of rows where nothing differs; None where no run showed rows."""
         first, *others = self._takes
+        if not any(taken.states for taken in self._takes):
+            return None
         return max([ROUNDING, *(rows_apart(first, other) for other in others), *(t.rounding for t in self._takes)])
 
     def finding(self) -> Finding:
         first, *repeats = self.first_launch
-        evidence: dict[str, float] = {"relative": self.relative, "rounding": max(t.rounding for t in self._takes)}
+        relative = self.relative
+        evidence: dict[str, float] = {}
+        if relative is not None:
+            evidence |= {"relative": relative, "rounding": max(t.rounding for t in self._takes)}
         for name, takes in (("repeat", tuple(repeats)), ("launch", self.later)):
-            evidence[f"{name}: rows"] = max(rows_apart(first, other) for other in takes)
+            if relative is not None:
+                evidence[f"{name}: rows"] = max(rows_apart(first, other) for other in takes)
             evidence |= _largest(name, [logprobs_apart(first.reference, other.reference) for other in takes])
         others = (*repeats, *self.later)
         evidence["tokens differ"] = sum(other.tokens != first.tokens for other in others)
         if evidence["tokens differ"]:
             return Finding(NAME, "seen", "tokens differ between repeats", evidence=evidence)
+        if relative is None:
+            reason = f"tokens are the same, and no rows can be compared: {first.unseen}"
+            return Finding(NAME, "inconclusive", evidence=evidence, reason=reason)
         exact = all(_same_bits(first, other) for other in others)
         value = "repeats and launches are equal bit for bit" if exact else "the same tokens, other last digits"
         return Finding(NAME, "seen", value, evidence=evidence)

@@ -6,6 +6,7 @@ claims.py     what an answer must be        metrics.py    the server's own count
 counters.py   tokens that came from a cache identity.py   which server it is, and whether it was restarted
 resetting.py  how its cache is emptied      probing.py    whether it is empty, and what the server can tell
 opening.py    what holds for a whole run    engine.py     the engine
+target.py     one server that is asked      jsons.py      JSON, which may be none
 """
 
 from __future__ import annotations

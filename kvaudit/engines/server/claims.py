@@ -11,6 +11,8 @@ from kvaudit.errors import EngineError
 from kvaudit.proxy.answers import Choice
 from kvaudit.records import Sampling
 
+MOST_TOKENS = 2**31 - 1
+
 
 @dataclass(slots=True)
 class Claims:
@@ -18,6 +20,7 @@ class Claims:
 
     model: str | None = None
     fingerprint: str | None = None
+    finishes: bool = False
 
     def check(self, reply: Reply, sampling: Sampling) -> Choice:
         """The answer. Raises EngineError for one that is not what was asked for."""
@@ -27,6 +30,14 @@ class Claims:
                 f"the server answered with {len(choices)} choices, and one was asked for",
                 "look whether --base-url is that of an OpenAI-compatible API",
             )
+        self._check_counts(reply)
+        choice = next(iter(choices.values()))
+        if self.finishes and choice.finish_reason is None:
+            raise EngineError(
+                "an answer came without a finish reason, and earlier ones had one: it may have been cut",
+                "see the server's log; the same command starts the arm anew",
+            )
+        self.finishes = choice.finish_reason is not None
         self._same("model", self.model, reply.answer.model)
         self._same("system_fingerprint", self.fingerprint, reply.fingerprint)
         self.model = self.model or reply.answer.model
@@ -37,7 +48,16 @@ class Claims:
                 f"the server answered with {tokens} tokens, and {max(1, sampling.max_tokens)} were the limit",
                 "answers that are cut elsewhere cannot be compared",
             )
-        return next(iter(choices.values()))
+        return choice
+
+    def _check_counts(self, reply: Reply) -> None:
+        counts = reply.answer.counts()
+        prompt, cached = counts["prompt_tokens"], counts["cached_tokens"]
+        for name, count in counts.items():
+            if count is not None and not 0 <= count <= MOST_TOKENS:
+                raise EngineError(f"the server counted {count} {name.replace('_', ' ')}")
+        if prompt is not None and cached is not None and cached > prompt:
+            raise EngineError(f"the server counted {cached} cached tokens in a prompt of {prompt}")
 
     def _same(self, what: str, before: str | None, now: str | None) -> None:
         if before is not None and now is not None and before != now:

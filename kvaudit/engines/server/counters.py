@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvaudit.engines.server.claims import MOST_TOKENS
 from kvaudit.engines.server.identity import Watch
 from kvaudit.engines.server.metrics import Metrics
 from kvaudit.engines.server.sending import Reply
@@ -42,7 +43,7 @@ class Counter:
     def cached(self, reply: Reply, before: Metrics | None) -> int | None:
         """None where the server does not say.
 
-        A usage without a count stands for 0 once a count was seen: vLLM leaves out what is 0.
+        A usage without a count stands for 0 once a count was seen: vLLM leaves out what is 0. No usage says nothing.
         """
         if self.way == "metrics":
             found = self.watch.settled()
@@ -50,7 +51,7 @@ class Counter:
             return self._from_metrics(before, found)
         self.watch.check()
         if self.way == "usage":
-            return reply.answer.counts()["cached_tokens"] or 0
+            return (reply.answer.counts()["cached_tokens"] or 0) if reply.answer.usage else None
         return None if self.way is None else _whole(reply.timings.get("cache_n"))
 
     def _from_metrics(self, before: Metrics | None, after: Metrics | None) -> int | None:
@@ -68,4 +69,4 @@ def way_of(cold: Counts, warm: Counts) -> CountedBy | None:
 
 
 def _whole(value: object) -> int | None:
-    return value if type(value) is int else None
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None

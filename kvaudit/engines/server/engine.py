@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvaudit.engines import Capabilities
-from kvaudit.engines.server.claims import answer_text
-from kvaudit.engines.server.identity import read_identity
 from kvaudit.engines.server.probing import Probe
 from kvaudit.engines.server.resetting import Resetter
-from kvaudit.engines.server.sending import AttemptError
 from kvaudit.engines.server.target import Answered, Target
 from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies import Policy
@@ -29,6 +26,14 @@ class FullPrefill:
     by: Literal["url", "salt", "reset"]
     target: Target
     declared: bool = False
+
+    def facts(self) -> Mapping[str, object]:
+        """What another server says of itself; nothing where there is none."""
+        if self.by != "url":
+            return {}
+        claims = self.target.claims
+        told = {"answers_as": claims.model, "system_fingerprint": claims.fingerprint, **self.target.facts()}
+        return {f"reference_{name}": value for name, value in told.items()}
 
     def described(self) -> str:
         url = self.target.connection.base_url
@@ -61,8 +66,9 @@ class ServerEngine:
             "model": target.manner.model,
             "answers_as": target.claims.model,
             "system_fingerprint": target.claims.fingerprint,
-            **target.identity.facts(target.manner.model),
+            **target.facts(),
             "reference": self._full_prefill.described(),
+            **self._full_prefill.facts(),
             "reset": self._resetter.described(),
             "reset_verified_by": self._probe.by,
             "cached_tokens_from": target.counter.way or "nothing: the server does not count them",
@@ -81,7 +87,10 @@ class ServerEngine:
         policy: Policy | None,
         reference: Reference | None = None,
     ) -> Served:
-        """Without a policy: full prefill. Raises EngineError where there is no answer that counts."""
+        """Without a policy: full prefill. Raises EngineError where there is no answer that counts.
+
+        Another server's full prefill comes without its time to first token, which is another machine's.
+        """
         wording = prompt.wording
         if wording is None:
             raise EngineError("engine 'server' was given token ids without their wording")
@@ -120,7 +129,8 @@ class ServerEngine:
             still_cached = self.reset().entries or 0
         answered = full.target.ask(wording, sampling, salt)
         reused = 0 if full.declared else answered.cached
-        return _served(answered, prompt, None if reused is None else reused + still_cached)
+        served = _served(answered, prompt, None if reused is None else reused + still_cached)
+        return replace(served, ttft_ms=None) if full.by == "url" else served
 
     def _check_api(self, wording: Wording) -> None:
         if wording.messages and self._target.manner.api == "completions":
@@ -132,22 +142,10 @@ class ServerEngine:
             raise UsageError("--api chat, and the trace has token ids, which no chat takes", "leave --api out")
 
     def _check_identity(self) -> None:
-        """Raises EngineError where another model or version is behind the URL than at the opening."""
-        before = self._target.identity
-        try:
-            now = read_identity(self._target.connection)
-        except AttemptError as error:
-            raise EngineError(f"the server cannot be asked any more: {error.told}") from error
-        model = self._target.manner.model
-        if now.facts(model) != before.facts(model):
-            raise EngineError(
-                f"the deployment was changed: it was {_told(before.facts(model))}, it is {_told(now.facts(model))}",
-                "an audit is of one deployment: replay into another folder",
-            )
-
-
-def _told(facts: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in facts.items())
+        """Raises EngineError where another model or version is behind a URL than at the opening."""
+        self._target.check_identity()
+        if self._full_prefill.target is not self._target:
+            self._full_prefill.target.check_identity()
 
 
 def _served(answered: Answered, prompt: Prompt, reused: int | None) -> Served:
@@ -155,7 +153,7 @@ def _served(answered: Answered, prompt: Prompt, reused: int | None) -> Served:
     told = reply.answer.counts()["prompt_tokens"]
     return Served(
         answer_ids=tuple(reply.token_ids),
-        answer_text=answer_text(answered.choice),
+        answer_text=answered.text,
         finish_reason=answered.choice.finish_reason or "unknown",
         prompt_tokens=prompt.length if told is None else told,
         ttft_ms=reply.ttft_ms,

@@ -6,10 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
 
-import orjson
-
+from kvaudit.engines.server.jsons import object_in
 from kvaudit.engines.server.metrics import Metrics, read_metrics
 from kvaudit.engines.server.sending import AttemptError, Connection
 from kvaudit.errors import EngineError, UsageError
@@ -28,13 +26,14 @@ class Identity:
     models: Mapping[str, str]
 
     def facts(self, model: str) -> dict[str, object]:
-        return {"version": self.version, "weights": self.models.get(model)}
+        """None where the server does not say; that it lists models and not this one is something that it says."""
+        return {"version": self.version, "weights": self.models.get(model, "not served" if self.models else None)}
 
 
 def read_identity(connection: Connection) -> Identity:
     """Raises AttemptError where the server cannot be asked."""
     status, text = connection.call("GET", f"{connection.base_url}/models")
-    listed = _json(text).get("data") if status == 200 else None
+    listed = object_in(text).get("data") if status == 200 else None
     entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
     models = {str(entry["id"]): str(entry.get("root") or entry["id"]) for entry in entries if "id" in entry}
     return Identity(_version(connection), models)
@@ -48,18 +47,10 @@ def check_model(identity: Identity, model: str) -> None:
 
 def _version(connection: Connection) -> str | None:
     for path, name in _VERSIONS:
-        found = _json(connection.found(path) or "").get(name)
+        found = object_in(connection.found(path) or "").get(name)
         if isinstance(found, str):
             return found
     return None
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 @dataclass(slots=True)
@@ -104,10 +95,14 @@ class Watch:
 
     def check(self, found: Metrics | None = None) -> None:
         """Raises EngineError where the server was restarted, or served somebody else, since `begin`."""
-        if self.first is None or not self.sees_restarts:
+        if self.first is None:
             return
-        found = found or self._look()
+        if found is None and self.sees_restarts:
+            found = self._look()
         if found is None:
+            return
+        self.latest = found
+        if not self.sees_restarts:
             return
         restarted = found.started != self.first.started or (found.growing or 0) < (self.first.growing or 0)
         if restarted:
@@ -121,7 +116,6 @@ class Watch:
                 "ours: somebody else's are part of its history",
                 "audit a server that nobody else uses meanwhile; the same command starts the arm anew",
             )
-        self.latest = found
 
     def _look(self) -> Metrics | None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,7 +11,7 @@ from kvaudit.engines.server.claims import Claims
 from kvaudit.engines.server.counters import Counter, way_of
 from kvaudit.engines.server.engine import FullPrefill, ServerEngine
 from kvaudit.engines.server.identity import Watch, check_model, read_identity
-from kvaudit.engines.server.options import ServerOptions, read_options
+from kvaudit.engines.server.options import ServerOptions, key_in, read_options
 from kvaudit.engines.server.probing import ASKED, LONG, SHORT, Probe, new_prompt
 from kvaudit.engines.server.resetting import Resetter
 from kvaudit.engines.server.retrying import Retries
@@ -34,7 +33,7 @@ def opened(settings: EngineSettings) -> ServerEngine:
     connections: list[Connection] = []
 
     def connected(url: str, key_variable: str) -> Connection:
-        connection = Connection(url, os.environ.get(key_variable) or None, verify, options.timeout)
+        connection = Connection(url, key_in(key_variable), verify, options.timeout)
         connections.append(connection)
         return connection
 
@@ -52,7 +51,7 @@ def opened(settings: EngineSettings) -> ServerEngine:
 def opened_plainly(settings: EngineSettings, options: ServerOptions, url: str, key_variable: str) -> Target:
     """A server whose answers alone count: neither its cache nor who else uses it matters. Raises as `opened`."""
     verify = certificates(insecure=False, authority=options.authority)
-    connection = Connection(url, os.environ.get(key_variable) or None, verify, options.timeout)
+    connection = Connection(url, key_in(key_variable), verify, options.timeout)
     try:
         return _asked(connection, settings, options)[0]
     except BaseException:
@@ -155,7 +154,14 @@ def _full_prefill(
 ) -> FullPrefill:
     """Where full prefill comes from: what the user says, else the most trusted way that works."""
     if options.reference_url is not None:
-        other, _ = _target(connected(options.reference_url, options.other_key_variable), settings, options)
+        other, looking = _target(connected(options.reference_url, options.other_key_variable), settings, options)
+        if not looking.proven and other.counter.way is not None:
+            looking.learn_times()
+        if looking.cold_from is not None:
+            raise EngineError(
+                f"{options.reference_url} answers a known prompt sooner than a new one: it has a cache",
+                "turn its cache off, or let it count cached tokens",
+            )
         return FullPrefill("url", other, declared=other.counter.way is None)
     if options.reference in ("auto", "salt"):
         kept_apart = _salts_keep_apart(target, probe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ OPTIONS: Mapping[str, str] = {
 }
 """Every option of the engine with what it is where it is not given."""
 _MOST = 100
-_SECRET = re.compile(r"auth|key|token|secret|password|credential", re.IGNORECASE)
+_SECRET = re.compile(r"auth|key|token|secret|pass|^pw|^sig|credential", re.IGNORECASE)
 _METHODS = ("GET", "POST", "PUT", "DELETE")
 
 
@@ -107,6 +108,7 @@ def read_options(given: Mapping[str, str], *, resets: bool = True) -> ServerOpti
 
 
 def _check_reset(values: Mapping[str, str]) -> None:
+    _check_body(values["reset-body"])
     given = [f"--{name}" for name in ("reset", "reset-url", "reset-command") if values[name]]
     if not given:
         raise UsageError(
@@ -125,7 +127,10 @@ def _check_reset(values: Mapping[str, str]) -> None:
 
 
 def server_url(name: str, text: str, *, query: bool = False) -> str:
-    """An address without a slash at its end. Raises UsageError, naming the option, for anything else."""
+    """An address, without a slash at its end where no `query` may follow.
+
+    Raises UsageError, naming the option, for anything else.
+    """
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -136,14 +141,35 @@ def server_url(name: str, text: str, *, query: bool = False) -> str:
     if parts.username or parts.password:
         raise UsageError(f"--{name} holds a password", f"put the key into the environment variable {KEY_VARIABLE}")
     if (parts.query and not query) or parts.fragment:
-        raise UsageError(f"--{name} {text!r} has more than a path", "take the query and the fragment away")
+        raise UsageError(f"--{name} has more than a path", "take the query and the fragment away")
     for parameter, value in parse_qsl(parts.query):
         if _SECRET.search(parameter) and not value.startswith("$"):
             raise UsageError(
                 f"--{name} holds a key in {parameter!r}, and the manifest would keep it",
                 f"put it into an environment variable, and write {parameter}=$NAME in quotes",
             )
-    return text.rstrip("/")
+    return text if query else text.rstrip("/")
+
+
+def _check_body(body: str) -> None:
+    from kvaudit.engines.server.jsons import object_in
+
+    for name, value in object_in(body).items():
+        if _SECRET.search(name) and isinstance(value, str) and not value.startswith("$"):
+            raise UsageError(
+                f"--reset-body holds a key in {name!r}, and the manifest would keep it",
+                f'put it into an environment variable, and write "{name}": "$NAME"',
+            )
+
+
+def key_in(variable: str) -> str | None:
+    """The key in an environment variable; None where there is none. Raises UsageError for what no header can hold."""
+    key = os.environ.get(variable, "").strip()
+    if not all("!" <= letter <= "~" for letter in key):
+        raise UsageError(
+            f"{variable} holds what no key can: spaces, or letters beyond ASCII", "put the key alone there"
+        )
+    return key or None
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:

@@ -5,22 +5,26 @@ Variables of the environment (`$NAME`) are put in where a call is made, so that 
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os.path import expandvars
-from typing import Any
+from tempfile import TemporaryFile
 from urllib.parse import urlsplit, urlunsplit
 
-import orjson
-
+from kvaudit.engines.server.jsons import value_in
 from kvaudit.engines.server.options import ServerOptions
 from kvaudit.engines.server.presets import PRESETS, Call
-from kvaudit.engines.server.sending import AttemptError, Connection
+from kvaudit.engines.server.sending import AttemptError, Connection, without
 from kvaudit.errors import EngineError
 
 _PAUSE = 0.25
+_VARIABLE = re.compile(r"\$\{?(\w+)")
+_LEAST_SECRET = 4
+"""Characters; shorter values are in too many words."""
 _NOT_OFFERED = frozenset({401, 403, 404, 405, 501})
 _FAILED = frozenset({"error", "failed", "failure", "busy"})
 
@@ -64,7 +68,7 @@ class Resetter:
         if self.options.reset is None:
             return self.options.reset_url or ""
         if self.options.reset_url is not None:
-            return self.options.reset_url + call.path
+            return self.options.reset_url.rstrip("/") + call.path
         parts = urlsplit(self.connection.base_url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         port = PRESETS[self.options.reset].elsewhere_port
@@ -76,7 +80,7 @@ class Resetter:
             yield url
             return
         listed = self._answered("GET", self.connection.root("/slots"))
-        slots = _json(listed[1])
+        slots = value_in(listed[1])
         if listed[0] != 200 or not isinstance(slots, list) or not slots:
             raise EngineError(f"the server lists no slots: status {listed[0]}", self._hint())
         for slot in slots:
@@ -89,8 +93,8 @@ class Resetter:
             refusal = refused(status, text)
             if refusal is None:
                 return
-            told = self.connection.cleaned(refusal)
-            if status in _NOT_OFFERED:
+            told = self._told(refusal)
+            if status in _NOT_OFFERED or 300 <= status < 400:
                 raise EngineError(f"the cache cannot be emptied: {method} {url} answers {told}", self._hint())
             if time.monotonic() >= until:
                 raise EngineError(
@@ -101,26 +105,43 @@ class Resetter:
 
     def _answered(self, method: str, url: str) -> tuple[int, str]:
         try:
-            return self.connection.call(method, expandvars(url), expandvars(self.options.reset_body))
+            return self.connection.call(
+                method, expandvars(url), expandvars(self.options.reset_body), self.options.patience
+            )
         except AttemptError as error:
-            raise EngineError(f"the cache cannot be emptied: {method} {url}: {error.told}", self._hint()) from error
+            raise EngineError(
+                f"the cache cannot be emptied: {method} {url}: {self._told(error.told)}", self._hint()
+            ) from error
 
     def _hint(self) -> str | None:
         return PRESETS[self.options.reset].hint if self.options.reset else None
 
+    def _told(self, text: str) -> str:
+        """What was said, without the variables that the user names."""
+        given = (self.options.reset_url, self.options.reset_body, self.options.reset_command)
+        named = {name for part in given for name in _VARIABLE.findall(part or "")}
+        values = (os.environ.get(name, "") for name in named)
+        return self.connection.cleaned(without(text, [value for value in values if len(value) >= _LEAST_SECRET]))
+
     def _command(self, command: str) -> None:
-        """A shell's command, so that it can name keys as variables; then until the server takes requests."""
-        try:
-            done = subprocess.run(
-                command, shell=True, capture_output=True, text=True, errors="replace", timeout=self.options.patience
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EngineError(
-                f"the reset's command was not done within {self.options.patience:g} s", "--patience waits longer"
-            ) from error
-        if done.returncode:
-            said = self.connection.cleaned((done.stderr or done.stdout).strip().rpartition("\n")[2])
-            raise EngineError(f"the reset's command failed with {done.returncode}" + (f": {said}" if said else ""))
+        """A shell's command, so that it can name keys as variables; then until the server takes requests.
+
+        What it says goes into a file: a server that it leaves running in the background holds a pipe open.
+        """
+        with TemporaryFile() as output:
+            try:
+                code = subprocess.run(
+                    command, shell=True, stdout=output, stderr=subprocess.STDOUT, timeout=self.options.patience
+                ).returncode
+            except subprocess.TimeoutExpired as error:
+                raise EngineError(
+                    f"the reset's command was not done within {self.options.patience:g} s", "--patience waits longer"
+                ) from error
+            output.seek(0)
+            last = output.read().decode(errors="replace").strip().rpartition("\n")[2] if code else ""
+        if code:
+            said = self._told(last)
+            raise EngineError(f"the reset's command failed with {code}" + (f": {said}" if said else ""))
         self.connection.reconnect()
         self._until_ready()
 
@@ -145,18 +166,15 @@ class Resetter:
 def refused(status: int, text: str) -> str | None:
     """Why a reset did not happen, whatever the status says; None where it did."""
     said = f"status {status}: {text}" if text.strip() else f"status {status}"
-    body = _json(text)
+    body = value_in(text)
     if status >= 300:
         return said
     if not isinstance(body, dict):
         return None
-    failed = body.get("success") is False or bool(body.get("error")) or body.get("busy") is True
+    failed = (
+        any(body.get(name) in (False, "false") for name in ("success", "ok"))
+        or bool(body.get("error"))
+        or body.get("busy") is True
+    )
     status_told = body.get("status")
     return said if failed or (isinstance(status_told, str) and status_told.lower() in _FAILED) else None
-
-
-def _json(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None

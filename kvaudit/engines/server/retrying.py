@@ -50,7 +50,10 @@ def _wait(error: AttemptError, number: int) -> float:
 
 def _hint(error: AttemptError) -> str | None:
     if error.status in (401, 403):
-        return "put the server's key into the environment variable that --api-key-env names (KVAUDIT_API_KEY)"
+        return (
+            "put the server's key into the environment variable that --api-key-env names (KVAUDIT_API_KEY), that of "
+            "another server into the one that --other-key-env names (KVAUDIT_OTHER_API_KEY)"
+        )
     if error.status in (404, 405):
         return (
             "look whether --base-url ends where the server's /chat/completions begins, most often in /v1; a server "

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import httpx
 import orjson
 
+from kvaudit.engines.server.jsons import as_object, object_in, parsed
 from kvaudit.proxy.answers import Answer, ChatAnswer, CompletionAnswer, error_in
 from kvaudit.proxy.streams import ServerSentEvents
 
@@ -26,6 +28,7 @@ _SHOWN = 500
 """Characters of what a server says that stand in an error."""
 _EVENT_STREAM = "text/event-stream"
 _END = b"[DONE]"
+SECRET = "[secret removed]"
 _GIVEN_UP = frozenset({"abort", "error"})
 """Finish reasons of vLLM and SGLang for an answer that is not whole."""
 
@@ -103,18 +106,29 @@ class Connection:
     def root(self, path: str) -> str:
         return f"{self._root}{path}"
 
+    def without_key(self, text: str) -> str:
+        return without(text, [self._key] if self._key else [])
+
     def cleaned(self, text: str) -> str:
         """What a server said, without the key and not too long."""
-        told = text if not self._key else text.replace(self._key, "[secret removed]")
-        return " ".join(told.split())[:_SHOWN]
+        return " ".join(self.without_key(text).split())[:_SHOWN]
 
-    def call(self, method: str, url: str, body: str = "") -> tuple[int, str]:
-        """Status and body of a call that is no question. Raises AttemptError where there is no answer."""
+    def call(self, method: str, url: str, body: str = "", seconds: float | None = None) -> tuple[int, str]:
+        """Status and body of a call that is no question; `seconds`: as `timeout`, for this one.
+
+        Raises AttemptError where there is no answer.
+        """
         headers = self._headers(url) | ({"content-type": "application/json"} if body else {})
         client = self._looking if method == "GET" else self._acting
         with self._failures():
-            response = client.request(method, url, content=body.encode() or None, headers=headers)
-            return response.status_code, response.text
+            response = client.request(
+                method,
+                url,
+                content=body.encode() or None,
+                headers=headers,
+                timeout=httpx.Timeout(seconds or self._timeout, connect=_CONNECT_SECONDS),
+            )
+            return response.status_code, self.without_key(response.text)
 
     def found(self, path: str) -> str | None:
         """The body of a page of the server's; None where it has no such page. Raises AttemptError as `call`."""
@@ -133,11 +147,11 @@ class Connection:
                 response.read()
                 raise self._rejected(response)
             if response.headers.get("content-type", "").startswith(_EVENT_STREAM):
-                for event in _events(response, reply):
+                for event in self._events(response, reply):
                     if reply.take(event) and reply.ttft_ms is None:
                         reply.ttft_ms = clock.milliseconds()
             else:
-                reply.take(_object(response.read()), whole=True)
+                reply.take(self._parsed(response.read()), whole=True)
                 reply.ended = True
         reply.total_ms = clock.milliseconds()
         if answer.error:
@@ -147,6 +161,30 @@ class Connection:
         if any(choice.finish_reason in _GIVEN_UP for choice in answer.choices.values()):
             raise AttemptError("broken", "the server gave the answer up", 200)
         return reply
+
+    def _events(self, response: httpx.Response, reply: Reply) -> Iterator[Mapping[str, Any]]:
+        splitter = ServerSentEvents()
+        pieces = (splitter.feed(chunk) for chunk in response.iter_bytes())
+        for data in chain(chain.from_iterable(self._told_in_time(pieces)), splitter.finish()):
+            if data.strip() == _END:
+                reply.ended = True
+            else:
+                yield self._parsed(data)
+
+    def _told_in_time(self, pieces: Iterable[Iterator[bytes]]) -> Iterator[list[bytes]]:
+        """Comments that keep a connection open are nothing that is told."""
+        latest = time.perf_counter()
+        for events in map(list, pieces):
+            now = time.perf_counter()
+            latest = now if events else latest
+            if now - latest > self._timeout:
+                raise AttemptError("slow", "nothing came within the time limit")
+            yield events
+
+    def _parsed(self, data: bytes) -> Mapping[str, Any]:
+        """Raises orjson.JSONDecodeError."""
+        key = (self._key or "").encode()
+        return as_object(parsed(data.replace(key, SECRET.encode()) if key else data))
 
     def _headers(self, url: str) -> dict[str, str]:
         own = httpx.URL(self.base_url)
@@ -159,7 +197,7 @@ class Connection:
 
     def _rejected(self, response: httpx.Response) -> AttemptError:
         status = response.status_code
-        body = _object(response.content, lenient=True)
+        body = object_in(response.content)
         told = error_in(body) or str(body.get("detail") or "") or response.text
         said = f"status {status}" + (f": {self.cleaned(told)}" if told.strip() else "")
         kind: Failing = "busy" if status in (429, 503) else "broken" if status >= 500 else "refused"
@@ -202,30 +240,10 @@ class _Failures:
         raise AttemptError("lost", f"the connection broke: {said}") from error
 
 
-def _events(response: httpx.Response, reply: Reply) -> Iterator[Mapping[str, Any]]:
-    splitter = ServerSentEvents()
-    for chunk in response.iter_bytes():
-        yield from _parsed(splitter.feed(chunk), reply)
-    yield from _parsed(splitter.finish(), reply)
-
-
-def _parsed(events: Iterator[bytes], reply: Reply) -> Iterator[Mapping[str, Any]]:
-    for data in events:
-        if data.strip() == _END:
-            reply.ended = True
-        else:
-            yield _object(data)
-
-
-def _object(data: bytes, *, lenient: bool = False) -> Mapping[str, Any]:
-    """Raises orjson.JSONDecodeError unless `lenient`."""
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        if not lenient:
-            raise
-        return {}
-    return value if isinstance(value, dict) else {}
+def without(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, SECRET)
+    return text
 
 
 def _seconds(text: str) -> float | None:

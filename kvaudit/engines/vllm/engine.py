@@ -27,7 +27,7 @@ class VllmEngine:
         self._running, self._place, self._settings = running, place, settings
         self._prefix_caching = prefix_caching
         self._salts = 0
-        self._probe: tuple[int, ...] | None = None
+        self._probe = self._cached_probe() if prefix_caching else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -67,8 +67,6 @@ class VllmEngine:
         asked = answered.asked
         if policy is None and asked.cached_tokens:
             raise EngineError(f"vLLM took {asked.cached_tokens} tokens of a full prefill from a cache")
-        if policy is not None and len(prompt.token_ids) > self._running.block_size:
-            self._probe = prompt.token_ids[: self._running.block_size + 1]
         facts: dict[str, Any] = {
             "prompt_tokens": len(prompt.token_ids),
             "ttft_ms": asked.ttft_ms,
@@ -86,16 +84,29 @@ class VllmEngine:
         """vLLM's own reset, looked after: a prompt whose first block was cached must find nothing of it."""
         if not self._prefix_caching:
             return CacheState(0, 0)
-        self._reset()
         if self._probe is None:
-            return CacheState(0, None)
-        probe, self._probe = self._probe, None
-        found = self._running.ask(probe, 1, lambda token_id: True).cached_tokens
+            self._reset()
+            return CacheState(None, None)
+        self._cached(self._probe)
+        self._reset()
+        found = self._cached(self._probe)
         self._reset()
         return CacheState(found // self._running.block_size, None)
 
     def close(self) -> None:
         self._running.close()
+
+    def _cached_probe(self) -> tuple[int, ...] | None:
+        """A prompt of a block and a token that vLLM is seen to find again; None where it does not."""
+        block = self._running.block_size
+        probe = tuple(token_id % self._place.vocabulary for token_id in range(1, block + 2))
+        if len(probe) >= self._place.max_model_len:
+            return None
+        self._cached(probe)
+        return probe if self._cached(probe) else None
+
+    def _cached(self, token_ids: tuple[int, ...]) -> int:
+        return self._running.ask(token_ids, 1, lambda token_id: True).cached_tokens
 
     def _reset(self) -> None:
         if not self._running.reset_prefix_cache():
@@ -112,4 +123,9 @@ def open_engine(settings: EngineSettings) -> VllmEngine:
     prefix_caching = options.prefix_caching is not False
     place = Place.of("vllm", settings, options)
     launch = starting_arguments(place, settings, options, prefix_caching=prefix_caching)
-    return VllmEngine(Running(launch), place, settings, prefix_caching=prefix_caching)
+    running = Running(launch)
+    try:
+        return VllmEngine(running, place, settings, prefix_caching=prefix_caching)
+    except BaseException:
+        running.close()
+        raise

@@ -1,7 +1,7 @@
 """vLLM's offline engine, started with an environment of its own, its output in a log file, and ended for certain.
 
-By default the engine runs in a process of its own, as it does when people deploy it: it is spawned with the environment
-that it needs (PYTHONHASHSEED among it, which must be set before Python starts), and a user need not do anything.
+The engine runs in a process of its own, as it does when people deploy it: it is spawned with the environment that it
+needs (PYTHONHASHSEED among it, which must be set before Python starts), and a user need not do anything.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Timer
 from time import perf_counter
 from typing import Any, TypeVar
 
-from kvaudit.engines.vllm.processes import Caller, LostError, children, end
+from kvaudit.engines.vllm.processes import Caller, LostError, Started, end
 from kvaudit.errors import EngineError, KvauditError
 
 HASH_SEED = "PYTHONHASHSEED"
 LAST_LINES = 12
 _CLOSE_SECONDS = 30.0
+_LEAVE_SECONDS = 3.0
+"""How long a start may take to end once its processes are ended; what it still says goes to the log."""
 _LOGGERS = ("vllm", "lmcache")
 
 T = TypeVar("T")
@@ -35,7 +36,6 @@ class Launch:
     arguments: Mapping[str, Any]
     environment: Mapping[str, str]
     log: Path
-    in_process: bool
     start_seconds: float
     answer_seconds: float
 
@@ -69,20 +69,15 @@ class Running:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._asked = 0
-        before = children()
-        try:
-            with self._starting(before), _environment(launch.environment), _output_to(launch.log):
-                self._llm = _llm(launch)
-        except BaseException:
-            end(_new_children(before), patience=0.0)
-            raise
-        self._processes = _new_children(before)
-        self._caller = Caller()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Of the engine's own processes; none where it runs in this one."""
-        return tuple(process.pid for process in self._processes)
+        self._caller, started = Caller(), Started()
+        with _naming("cannot be started", launch.log), _environment(launch.environment), _output_to(launch.log):
+            try:
+                self._llm = self._caller.call(lambda: _llm(launch), launch.start_seconds, started)
+            except BaseException:
+                end(started, patience=0.0)
+                self._caller.close(_LEAVE_SECONDS)
+                raise
+        self._processes = list(started)
 
     @property
     def block_size(self) -> int:
@@ -111,17 +106,14 @@ class Running:
         """What the worker extension answers. Raises EngineError when it fails."""
         return self._answer(f"failed in {method}", lambda: self._llm.collective_rpc(method, args=arguments)[0])
 
-    def reset_prefix_cache(self, *, connector: bool = False) -> bool:
+    def reset_prefix_cache(self) -> bool:
         """vLLM's own reset, and what it says of it."""
-        named = {"reset_connector": True} if connector else {}
-        return bool(self._answer("failed to empty its cache", lambda: self._llm.reset_prefix_cache(**named)))
+        return bool(self._answer("failed to empty its cache", self._llm.reset_prefix_cache))
 
     def close(self) -> None:
         """End the engine and its processes, whatever state they are in."""
         with suppress(Exception):
             self._llm.llm_engine.engine_core.shutdown()
-        if self._launch.in_process:
-            _leave_no_threads()
         self._caller.close()
         del self._llm
         end(self._processes, _CLOSE_SECONDS)
@@ -174,29 +166,6 @@ class Running:
         with _naming(what, self._launch.log):
             return self._caller.call(work, self._launch.answer_seconds, self._processes)
 
-    @contextmanager
-    def _starting(self, before: Sequence[Any]) -> Iterator[None]:
-        """vLLM waits without end for a process that failed and does not exit: after a time it is ended here."""
-        overdue: list[float] = []
-
-        def expire() -> None:
-            overdue.append(self._launch.start_seconds)
-            end(_new_children(before), patience=0.0)
-
-        watch = Timer(self._launch.start_seconds, expire)
-        watch.daemon = True
-        watch.start()
-        try:
-            with _naming("cannot be started", self._launch.log):
-                try:
-                    yield
-                except Exception as error:
-                    if overdue:
-                        raise LostError(f"it was not ready after {overdue[0]:.0f} s and was ended") from error
-                    raise
-        finally:
-            watch.cancel()
-
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:
     """The end of an engine's log, for people."""
@@ -213,16 +182,6 @@ def _llm(launch: Launch) -> Any:
         return vllm.LLM(**launch.arguments)
     finally:
         _log_to(launch.log)  # vLLM sets its loggers up when it is imported and when it starts
-
-
-def _leave_no_threads() -> None:
-    """What vLLM and LMCache leave behind in this process would keep Python from ending."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-    from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
-
-    for leave in (ensure_kv_transfer_shutdown, cleanup_dist_env_and_memory):
-        with suppress(Exception):
-            leave()
 
 
 def _log_to(log: Path) -> None:
@@ -307,7 +266,3 @@ def _output_to(log: Path) -> Iterator[None]:
             for descriptor, saved in kept.items():
                 os.dup2(saved, descriptor)
                 os.close(saved)
-
-
-def _new_children(before: Sequence[Any]) -> list[Any]:
-    return [child for child in children() if child not in before]

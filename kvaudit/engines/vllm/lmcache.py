@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from kvaudit.engines import Capabilities, ChunkRules, EngineSettings, Rows, Tokenizer
+from kvaudit.engines.embedded.fetch import announce
 from kvaudit.engines.vllm.answering import against, answer, reference_of
 from kvaudit.engines.vllm.chunking import Chunking
 from kvaudit.engines.vllm.launch import Running
@@ -29,8 +31,18 @@ class LmcacheEngine:
     a load that fell short.
     """
 
-    def __init__(self, running: Running, place: Place, settings: EngineSettings, chunking: Chunking) -> None:
+    def __init__(
+        self,
+        running: Running,
+        place: Place,
+        settings: EngineSettings,
+        chunking: Chunking,
+        environment: Mapping[str, str],
+    ) -> None:
+        """`environment`: what the manifest tells of the variables in force."""
         self._running, self._place, self._settings, self._chunking = running, place, settings, chunking
+        self._environment = environment
+        self._warned: set[str] = set()
         self._health: Mapping[str, Any] = running.rpc("kvaudit_health")
 
     @property
@@ -64,6 +76,7 @@ class LmcacheEngine:
             "recompute_ratio": self._settings.recompute_ratio,
             "attention_backend": self._health["attention_backend"],
             "lmcache_settings": connector["settings"],
+            "lmcache_environment": dict(sorted(self._environment.items())),
             "lmcache_on_cpu_shim": connector["shim"],
         }
 
@@ -118,7 +131,10 @@ class LmcacheEngine:
         self._running.rpc("kvaudit_request", job.packed())
         answered = answer(self._running, prompt, sampling, place.tokenizer, place.end_ids)
         record = _checked(Record.unpacked(self._running.rpc("kvaudit_record")), policy)
+        if policy is None and answered.asked.cached_tokens:
+            raise EngineError(f"vLLM took {answered.asked.cached_tokens} tokens of a full prefill from a cache")
         self._chunking.compare(request_id, prompt, record)
+        self._tell(record.warnings)
         asked, made = answered.asked, answered.answer
         facts = _facts(prompt, record, told=made is not None)
         facts |= {
@@ -131,6 +147,13 @@ class LmcacheEngine:
         if reference is None and policy is None:
             held["reference"] = reference_of(asked.tokens)
         return Served(made.token_ids, made.text, made.finish_reason, **facts, **held), record
+
+    def _tell(self, warnings: Sequence[str]) -> None:
+        for warning in warnings:
+            kind = re.sub(r" \(\d+ times\)$|\S*\d\S*", "", warning)
+            if kind not in self._warned:
+                self._warned.add(kind)
+                announce(warning)
 
 
 def _mode(policy: Policy | None) -> Mode:

@@ -45,9 +45,10 @@ def open_engine(settings: EngineSettings) -> LmcacheEngine:
     )
     try:
         chunking = Chunking(separator, int(environment[CHUNK_SIZE]), place.tokenizer)
-        engine = LmcacheEngine(running, place, settings, chunking)
+        told = {**environment, HASH_SEED: launch.environment[HASH_SEED]}
+        engine = LmcacheEngine(running, place, settings, chunking, lmcache_settings.in_manifest(told))
         _check_health(engine.health, place, separator)
-        prove(engine, separator, place.vocabulary)
+        prove(engine, separator, place.vocabulary, int(environment[CHUNK_SIZE]))
     except BaseException:
         running.close()
         raise
@@ -68,7 +69,7 @@ def _prepared(
     place = Place.of("lmcache", settings, options)
     separator, environment = lmcache_environment(place, settings, options, os.environ)
     launch = starting_arguments(place, settings, options, prefix_caching=options.prefix_caching is True)
-    setup = _setup(place, options, launch.environment[HASH_SEED], separator, environment)
+    setup = _setup(place, options, separator, environment)
     return place, launch, separator, environment, lmcache_settings.findings(setup)
 
 
@@ -119,9 +120,7 @@ _OPTION_OF = {
 }
 
 
-def _setup(
-    place: Place, options: Options, hash_seed: str, separator: tuple[int, ...], environment: Mapping[str, str]
-) -> Setup:
+def _setup(place: Place, options: Options, separator: tuple[int, ...], environment: Mapping[str, str]) -> Setup:
     read = lmcache_settings.as_lmcache_reads(environment[SPECIAL_STRING])
     encoded = [*place.tokenizer.leading_ids, *place.tokenizer.encode(read)]
     return Setup(
@@ -135,7 +134,6 @@ def _setup(
         batched=options.max_num_batched_tokens or place.max_model_len,
         prefix_caching=options.prefix_caching is True,
         cuda_graphs=options.cuda_graphs,
-        hash_seed=hash_seed,
     )
 
 
@@ -149,12 +147,17 @@ def _check_health(health: Mapping[str, Any], place: Place, separator: tuple[int,
         wrong.append(str(connector["trouble"]))
     if not connector["hooked"]:
         wrong.append("kvaudit's hooks are not in force in vLLM's worker")
+    if connector["roles"] != ["SCHEDULER", "WORKER"]:
+        wrong.append(f"kvaudit sees LMCache's connectors {connector['roles']}, not both that serve a prompt")
     if not connector["blender"]:
         wrong.append("LMCache made no blender")
     if not connector["model_registered"]:
         wrong.append("the model is not registered with LMCache (LMCache issue 4131)")
     if connector["shim"] and place.device != "cpu":
         wrong.append("the CPU shim is in force on an accelerator")
+    backends = connector["settings"].get("backends")
+    if backends not in (None, ["LocalCPUBackend"]):
+        wrong.append(f"it stores in {', '.join(backends)}, and kvaudit can empty and look into LocalCPUBackend only")
     found = connector["settings"].get("separator_ids")
     if found is not None and tuple(found) != separator:
         wrong.append(f"LMCache splits at the token ids {found}, not at {list(separator)}")

@@ -11,7 +11,6 @@ from kvaudit.errors import UsageError
 
 KNOWN: Mapping[str, str] = {
     "prefix-caching": "on or off: vLLM's own prefix cache (vllm: on; lmcache: off)",
-    "in-process": "on or off: run vLLM in kvaudit's own process (off)",
     "max-model-len": "tokens that a prompt and its answer may have (the model's, at most 32768)",
     "max-num-batched-tokens": "tokens that vLLM computes at a time (as many as a prompt may have)",
     "cuda-graphs": "on or off: let vLLM capture CUDA graphs (off)",
@@ -31,7 +30,6 @@ class Options:
     """What was asked for; None where nothing was. Times in seconds."""
 
     prefix_caching: bool | None
-    in_process: bool
     max_model_len: int | None
     max_num_batched_tokens: int | None
     cuda_graphs: bool
@@ -56,7 +54,6 @@ def read_options(engine: str, settings: EngineSettings) -> Options:
         raise UsageError(f"engine {engine!r}: the separator is empty", "give the text that stands between chunks")
     return Options(
         prefix_caching=_switch(engine, given, "prefix-caching"),
-        in_process=bool(_switch(engine, given, "in-process")),
         max_model_len=_whole(engine, given, "max-model-len"),
         max_num_batched_tokens=_whole(engine, given, "max-num-batched-tokens"),
         cuda_graphs=bool(_switch(engine, given, "cuda-graphs")),

@@ -6,7 +6,7 @@ one that hangs. Calls are therefore made in a thread of their own, which is left
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from queue import Empty, SimpleQueue
@@ -31,9 +31,10 @@ class Caller:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[_Outcome]] | None] = SimpleQueue()
-        Thread(target=self._run, name="kvaudit-vllm", daemon=True).start()
+        self._thread = Thread(target=self._run, name="kvaudit-vllm", daemon=True)
+        self._thread.start()
 
-    def call(self, work: Callable[[], T], seconds: float, processes: Sequence[Any]) -> T:
+    def call(self, work: Callable[[], T], seconds: float, processes: Iterable[Any]) -> T:
         """What `work` returns or raises. Raises LostError when one of the processes has ended, and after `seconds`,
         when they are ended."""
         outcome: SimpleQueue[_Outcome] = SimpleQueue()
@@ -44,14 +45,16 @@ class Caller:
             with suppress(Empty):
                 made: T = _taken(outcome, _LAST_WORDS_SECONDS if ended else _LOOK_SECONDS)
                 return made
-            if ended:
+            if ended and any(not is_alive(process) for process in processes):
                 raise LostError("its process ended")
             if monotonic() >= deadline:
                 end(processes, patience=0.0)
                 raise LostError(f"it gave no answer for {seconds:.0f} s and was ended")
 
-    def close(self) -> None:
+    def close(self, patience: float = 0.0) -> None:
+        """No call comes any more; one under way is waited for, so many seconds."""
         self._calls.put(None)
+        self._thread.join(patience)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -74,10 +77,20 @@ def is_alive(process: Any) -> bool:
         return False
 
 
-def end(processes: Sequence[Any], patience: float) -> None:
+class Started:
+    """This process's children that were not there before, each time as they are then."""
+
+    def __init__(self) -> None:
+        self._before: Collection[Any] = children()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([child for child in children() if child not in self._before])
+
+
+def end(processes: Iterable[Any], patience: float) -> None:
     """Wait for processes to end, so many seconds, then end them."""
     psutil = _psutil()
-    _, alive = psutil.wait_procs(processes, timeout=patience)
+    _, alive = psutil.wait_procs(list(processes), timeout=patience)
     for process in alive:
         with suppress(psutil.Error):
             process.kill()

@@ -7,8 +7,10 @@ they are what is deployed; kvaudit's options stand in their place where both wou
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 from kvaudit.errors import UsageError
 
@@ -19,6 +21,7 @@ SPECIAL_STRING = "LMCACHE_BLEND_SPECIAL_STR"
 CHUNK_SIZE = "LMCACHE_CHUNK_SIZE"
 CONFIG_FILE = "LMCACHE_CONFIG_FILE"
 CAPACITY = "LMCACHE_MAX_LOCAL_CPU_SIZE"
+LEAST_HIT = "LMCACHE_MIN_RETRIEVE_TOKENS"
 DEFAULTS: Mapping[str, str] = {
     "LMCACHE_LOCAL_CPU": "True",
     "LMCACHE_USE_LAYERWISE": "True",
@@ -50,7 +53,6 @@ class Setup:
     batched: int
     prefix_caching: bool = False
     cuda_graphs: bool = False
-    hash_seed: str | None = "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,17 @@ def refuse(found: Sequence[Finding]) -> None:
             "; ".join(f"{finding.name}: {finding.wrong}" for finding in spoiling),
             "; ".join(finding.fix for finding in spoiling),
         )
+
+
+def in_manifest(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables in force, as a manifest tells them: of one that may hold a secret only a digest."""
+    return {
+        name: f"sha256:{sha256(value.encode()).hexdigest()[:16]}" if _MAY_BE_SECRET.search(name) else value
+        for name, value in environment.items()
+    }
+
+
+_MAY_BE_SECRET = re.compile(r"KEY|SECRET|PASS|CREDENTIAL|AUTH|EXTRA_CONFIG|URL|_TOKEN(?!S|IZ)")
 
 
 def as_lmcache_reads(value: str) -> str:
@@ -134,15 +147,6 @@ def _cuda_graphs(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _hash_seed(setup: Setup) -> Iterator[Finding]:
-    if setup.hash_seed is None or not setup.hash_seed.isdecimal():
-        yield Finding(
-            "hash-seed",
-            "without PYTHONHASHSEED the keys of the cache differ from process to process and nothing is found",
-            "start kvaudit with PYTHONHASHSEED=0",
-        )
-
-
 def _config_file(setup: Setup) -> Iterator[Finding]:
     if setup.lmcache.get(CONFIG_FILE):
         yield Finding(
@@ -168,20 +172,24 @@ def _other_backends(setup: Setup) -> Iterator[Finding]:
             )
 
 
-def _check_layers(setup: Setup) -> Iterator[Finding]:
-    layers = _numbers(setup.lmcache.get(CHECK_LAYERS, ""))
-    ratios = _numbers(setup.lmcache.get(RATIOS, ""))
-    if layers is None or len(layers) != 1 or layers[0] != int(layers[0]) or not 0 <= layers[0] < setup.layers:
+def _shortest_hit(setup: Setup) -> Iterator[Finding]:
+    least = setup.lmcache.get(LEAST_HIT)
+    if least is not None and _numbers(least) != [0]:
         yield Finding(
-            "check-layers",
-            f"{CHECK_LAYERS} is {setup.lmcache.get(CHECK_LAYERS)!r}, not one layer of the model's {setup.layers}",
-            f"give --check-layer, 0 to {setup.layers - 1}",
+            "shortest-hit",
+            f"{LEAST_HIT} is {least!r}: LMCache leaves shorter hits out, and kvaudit could not tell them from hits "
+            "that were lost",
+            f"unset {LEAST_HIT}",
         )
-    if ratios is None or len(ratios) != 1 or not 0 < ratios[0] <= 1:
+
+
+def _check_layer(setup: Setup) -> Iterator[Finding]:
+    layer = int(setup.lmcache[CHECK_LAYERS])
+    if not 0 <= layer < setup.layers:
         yield Finding(
-            "recompute-ratios",
-            f"{RATIOS} is {setup.lmcache.get(RATIOS)!r}, not one share: LMCache uses the first and fails without one",
-            "give --recompute-ratio, such as 0.15",
+            "check-layer",
+            f"{CHECK_LAYERS} is {layer}, and the model has {setup.layers} layers",
+            f"give --check-layer, 0 to {setup.layers - 1}",
         )
 
 
@@ -194,7 +202,13 @@ def _separator(setup: Setup) -> Iterator[Finding]:
             f"{SPECIAL_STRING} is {given!r}, and LMCache takes the white space around it off: {read!r}",
             f"put it into quotes: {SPECIAL_STRING}={repr(given)!r}",
         )
-    if setup.found_separator != setup.separator:
+    if not setup.separator:
+        yield Finding(
+            "separator",
+            f"{SPECIAL_STRING} is {given!r}: nothing would stand between chunks",
+            f"unset {SPECIAL_STRING} and give --option separator=TEXT",
+        )
+    elif setup.found_separator != setup.separator:
         yield Finding(
             "leading-token",
             f"LMCache would look for the token ids {list(setup.found_separator)} between chunks, and "
@@ -216,14 +230,15 @@ def _model(setup: Setup) -> Iterator[Finding]:
 
 
 def _chunk_size(setup: Setup) -> Iterator[Finding]:
-    size = _numbers(setup.lmcache.get(CHUNK_SIZE, ""))
-    if size is None or len(size) != 1 or size[0] < 1 or size[0] != int(size[0]):
-        yield Finding("chunk-size", f"{CHUNK_SIZE} is {setup.lmcache.get(CHUNK_SIZE)!r}", f"set {CHUNK_SIZE}=16")
-    elif size[0] > 16:
+    given = setup.lmcache[CHUNK_SIZE]
+    size = int(given) if given.isascii() and given.isdecimal() else 0
+    if not size:
+        yield Finding("chunk-size", f"{CHUNK_SIZE} is {given!r}, no whole number above 0", f"set {CHUNK_SIZE}=16")
+    elif size > 16:
         yield Finding(
             "chunk-size",
-            f"with {CHUNK_SIZE}={int(size[0])} LMCache stores nothing new of a prompt whose new tokens after the last "
-            f"loaded chunk do not reach the next multiple of {int(size[0])}: chunks are lost (LMCache issue 2029)",
+            f"with {CHUNK_SIZE}={size} LMCache stores nothing new of a prompt whose new tokens after the last "
+            f"loaded chunk do not reach the next multiple of {size}: chunks are lost (LMCache issue 2029)",
             f"that is what this setting does where it is deployed, and it is audited as it is; {CHUNK_SIZE}=16 loses "
             "fewer",
             spoils=False,
@@ -237,9 +252,9 @@ CHECKS: tuple[Callable[[Setup], Iterator[Finding]], ...] = (
     _prefix_caching,
     _chunked_prefill,
     _cuda_graphs,
-    _hash_seed,
+    _shortest_hit,
     _model,
-    _check_layers,
+    _check_layer,
     _separator,
     _chunk_size,
 )

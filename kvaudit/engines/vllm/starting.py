@@ -118,12 +118,12 @@ def starting_arguments(place: Place, settings: EngineSettings, options: Options,
         "distributed_executor_backend": _EXECUTOR,
     }
     environment = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if options.in_process else "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(options.start_seconds)),
         "VLLM_NO_USAGE_STATS": "1",
         ENABLED: "1",
-        HASH_SEED: _hash_seed(options),
+        HASH_SEED: _hash_seed(),
     }
     if place.device == "cpu":
         arguments["kv_cache_memory_bytes"] = (place.max_model_len + _SPARE_TOKENS) * place.token_bytes
@@ -134,7 +134,6 @@ def starting_arguments(place: Place, settings: EngineSettings, options: Options,
         arguments=arguments,
         environment=environment,
         log=(log_folder() or cache_folder() / "logs") / f"vllm-{os.getpid()}.log",
-        in_process=options.in_process,
         start_seconds=options.start_seconds,
         answer_seconds=options.answer_seconds,
     )
@@ -159,17 +158,10 @@ def _cpu_environment() -> dict[str, str]:
     }
 
 
-def _hash_seed(options: Options) -> str:
+def _hash_seed() -> str:
     """vLLM and LMCache make cache keys with Python's hash, which is another one in every process without a seed."""
     given = os.environ.get(HASH_SEED, "")
-    if given.isdecimal():
-        return given
-    if options.in_process:
-        raise UsageError(
-            f"with in-process=on, {HASH_SEED} must be set before Python starts",
-            f"start kvaudit with {HASH_SEED}=0, or leave in-process out: then kvaudit sets it",
-        )
-    return "0"
+    return given if given.isdecimal() else "0"
 
 
 def _max_model_len(config: Mapping[str, Any], options: Options) -> int:

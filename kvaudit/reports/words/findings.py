@@ -56,6 +56,15 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
             f"{_of(r)} requests changed with the order, but answers vary from run to run too: that alone could explain "
             f"{percent(r.limit)}."
         ),
+        "noise-possible": lambda r: (
+            f"{counted(r.count, 'request')} changed with the order; if answers varied at random from run to run, the "
+            f"repeat control would have reproduced them by luck with probability {p_value(r.limit)}: such noise is not "
+            "ruled out."
+        ),
+        "cold-differs": lambda r: (
+            f"{_of(r)} requests of which nothing was cached got another answer than full prefill's: the counter, the "
+            "reset or the reference does not tell the truth."
+        ),
         "rounding-differs": lambda r: (
             f"No answer changed with the order, but {_of(r)} did where the signals that rank tokens were rounded "
             "otherwise."
@@ -93,6 +102,10 @@ _COMPARISONS: Mapping[str, str] = MappingProxyType(
 )
 
 
+LITTLE = 0.1
+"""A smaller share of prompt tokens from a cache is told with the finding."""
+
+
 def finding_line(finding: Finding, figures: Sequence[Figure]) -> str:
     """The finding in one line: what was seen and the number behind it."""
     head = f"{visible(finding.policy)}: {SEEN[finding.seen]}"
@@ -124,6 +137,11 @@ def finding_details(finding: Finding) -> list[str]:
         more = finding.flipped - min(MOST_NAMES, len(finding.examples))
         shown = ", ".join(visible(name) for name in finding.examples[:MOST_NAMES])
         sentences.append(f"Changed with the order: {shown}" + (f" and {more:,} more." if more else "."))
+    if finding.reused_share is not None and finding.reused_share < LITTLE:
+        sentences.append(
+            f"Only {percent(finding.reused_share)} of the prompts' tokens came from a cache: there was little history "
+            "to be sensitive to."
+        )
     if finding.reset_compared:
         sentences.append(_own_error(finding))
     if finding.rounding_served:
@@ -180,6 +198,8 @@ def _short_stream(finding: Finding) -> str:
 
 def _own_error(finding: Finding) -> str:
     head = "With the cache emptied before each request"
+    if not finding.reset_reuses and finding.own_losses:
+        return f"{head} nothing is reused, and yet {finding.own_losses:,} of {finding.reset_compared:,} answers differ."
     if not finding.reset_reuses:
         return f"{head} nothing is reused: what is lost to history and what to the {OWN_ERROR} cannot be told apart."
     if finding.own_losses:

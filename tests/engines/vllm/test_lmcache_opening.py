@@ -9,15 +9,17 @@ import pytest
 
 from kvaudit.engines import EngineSettings, Switches
 from kvaudit.engines.scripted import ByteTokenizer
+from kvaudit.engines.vllm import lmcache
 from kvaudit.engines.vllm.chunking import Chunking
+from kvaudit.engines.vllm.lmcache import LmcacheEngine
 from kvaudit.engines.vllm.opening import _check_health, lmcache_environment
 from kvaudit.engines.vllm.options import read_options
 from kvaudit.engines.vllm.resetting import prove
 from kvaudit.engines.vllm.settings import CAPACITY, CHECK_LAYERS, CHUNK_SIZE, RATIOS, SPECIAL_STRING, as_lmcache_reads
-from kvaudit.engines.vllm.worker.job import Chunk, Record
+from kvaudit.engines.vllm.worker.job import Chunk, Job, Record
 from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies.lmcache_default import LmcacheDefault
-from kvaudit.records import CacheState, Prompt, PromptSegment, Reference, Served
+from kvaudit.records import CacheState, Prompt, PromptSegment, Reference, Sampling, Served
 
 
 class NoBegin(ByteTokenizer):
@@ -58,8 +60,8 @@ def test_the_cache_gets_the_room_that_is_asked_for_and_little_on_the_cpu():
 
 
 def test_a_users_own_settings_are_in_force():
-    _, made = environment({CHUNK_SIZE: "256", "LMCACHE_MIN_RETRIEVE_TOKENS": "64", "HOME": "/root"})
-    assert (made[CHUNK_SIZE], made["LMCACHE_MIN_RETRIEVE_TOKENS"]) == ("256", "64")
+    _, made = environment({CHUNK_SIZE: "256", "LMCACHE_CACHE_POLICY": "LFU", "HOME": "/root"})
+    assert (made[CHUNK_SIZE], made["LMCACHE_CACHE_POLICY"]) == ("256", "LFU")
     assert "HOME" not in made
 
 
@@ -83,10 +85,11 @@ def test_what_both_set_differently_is_refused(given, option):
 HEALTHY = {
     "trouble": None,
     "hooked": True,
+    "roles": ["SCHEDULER", "WORKER"],
     "blender": True,
     "model_registered": True,
     "shim": False,
-    "settings": {"separator_ids": [7, 9]},
+    "settings": {"separator_ids": [7, 9], "backends": ["LocalCPUBackend"]},
 }
 
 
@@ -98,6 +101,11 @@ HEALTHY = {
         ({"blender": False}, "no blender"),
         ({"model_registered": False}, "not registered"),
         ({"shim": True}, "shim is in force on an accelerator"),
+        ({"roles": ["WORKER"]}, "not both that serve a prompt"),
+        (
+            {"settings": {"backends": ["LocalCPUBackend", "GdsBackend"]}},
+            "stores in LocalCPUBackend, GdsBackend, and kvaudit can empty",
+        ),
         ({"settings": {"separator_ids": [9]}}, r"splits at the token ids \[9\], not at \[7, 9\]"),
     ],
 )
@@ -115,8 +123,10 @@ def test_a_connector_that_is_not_there_is_an_error():
 
 @dataclass
 class Caching:
-    """Stands for the engine: a cache that holds whole prompts, and faults that can be planted."""
+    """Stands for the engine: a cache that holds whole prompts longer than a chunk, and faults that can be planted."""
 
+    chunk_tokens: int = 16
+    last_digits: float = 0.0
     clears: bool = True
     stores: bool = True
     admits: bool = False
@@ -132,9 +142,9 @@ class Caching:
         assert reference is not None
         self.served += 1
         hit = prompt.token_ids in self.held
-        if self.stores:
+        if self.stores and len(prompt.token_ids) > self.chunk_tokens:
             self.held.add(prompt.token_ids)
-        margin = float(self.served) if self.drifts else 1.0
+        margin = float(self.served) if self.drifts else 1.0 + self.last_digits * self.served
         return replace(made, reused_tokens=100 if hit else 0, margin=margin)
 
     def reset(self):
@@ -145,9 +155,18 @@ class Caching:
 
 def test_an_engine_that_reuses_and_empties_its_cache_is_proved():
     engine = Caching()
-    prove(engine, (7, 9), 1000)
+    prove(engine, (7, 9), 1000, 16)
     assert engine.served == 3
     assert not engine.held
+
+
+def test_last_digits_are_no_other_answer():
+    prove(Caching(last_digits=1e-3), (7, 9), 1000, 16)
+
+
+@pytest.mark.parametrize("chunk_tokens", [256, 512, 4096])
+def test_the_probe_is_longer_than_a_chunk(chunk_tokens):
+    prove(Caching(chunk_tokens=chunk_tokens), (7, 9), 1000, chunk_tokens)
 
 
 @pytest.mark.parametrize(
@@ -161,20 +180,20 @@ def test_an_engine_that_reuses_and_empties_its_cache_is_proved():
 )
 def test_an_engine_that_does_not_is_refused(faults, told):
     with pytest.raises(EngineError, match=told):
-        prove(Caching(**faults), (7, 9), 1000)
+        prove(Caching(**faults), (7, 9), 1000, 16)
 
 
 def test_a_cache_that_is_not_empty_at_first_is_refused():
     before = {_probe_ids(Caching())}
     with pytest.raises(EngineError, match="reused 100 tokens of a prompt that it had never seen"):
-        prove(Caching(clears=False, held=before), (7, 9), 1000)
+        prove(Caching(clears=False, held=before), (7, 9), 1000, 16)
 
 
 def _probe_ids(engine):
     seen = []
     serve = engine.serve
     engine.serve = lambda name, part, prompt, *rest: seen.append(prompt.token_ids) or serve(name, part, prompt, *rest)
-    prove(engine, (7, 9), 1000)
+    prove(engine, (7, 9), 1000, 16)
     return seen[0]
 
 
@@ -225,3 +244,31 @@ def test_chunks_that_are_the_traces_segments_are_not_worth_a_word(capsys):
     chunking().compare("r", PROMPT, record((0, 2), (4, 6), (6, 7), (7, 7)))
     chunking().compare("r", PROMPT, record())
     assert capsys.readouterr().err == ""
+
+
+def test_a_warning_of_lmcaches_is_told_once_whatever_figures_stand_in_it(capsys):
+    running = SimpleNamespace(rpc=lambda method: {})
+    engine = LmcacheEngine(running, SimpleNamespace(), EngineSettings(), chunking(), {})
+    engine._tell(["LMCache: took 3 s for 0x7f1a", "LMCache: took 5 s for 0x7bb2 (2 times)"])
+    engine._tell(["LMCache: took 9 s for 0x7f1a", "LMCache: something else"])
+    assert "took 3 s" in (lines := capsys.readouterr().err.splitlines())[0]
+    assert "something else" in lines[-1]
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("policy", [None, LmcacheDefault()])
+def test_a_full_prefill_out_of_vllms_own_cache_is_an_error(policy, monkeypatch):
+    running = SimpleNamespace(rpc=lambda method, *_: {} if method == "kvaudit_health" else RECORD.packed())
+    place = SimpleNamespace(tokenizer=ByteTokenizer(), end_ids=frozenset())
+    answered = SimpleNamespace(asked=SimpleNamespace(cached_tokens=48, ttft_ms=1.0, total_ms=2.0), answer=None)
+    monkeypatch.setattr(lmcache, "answer", lambda *_: answered)
+    monkeypatch.setattr(Job, "packed", lambda job: b"")
+    engine = LmcacheEngine(running, place, EngineSettings(), chunking(), {})
+    if policy is not None:
+        assert engine.serve("r", "request", PROMPT, Sampling(0), policy).reused_tokens == 0
+        return
+    with pytest.raises(EngineError, match="vLLM took 48 tokens of a full prefill from a cache"):
+        engine.serve("r", "request", PROMPT, Sampling(0), policy)
+
+
+RECORD = Record("r", "request", "own")

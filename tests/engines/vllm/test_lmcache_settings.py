@@ -11,11 +11,13 @@ from kvaudit.engines.vllm.settings import (
     CHUNK_SIZE,
     CONFIG_FILE,
     DEFAULTS,
+    LEAST_HIT,
     RATIOS,
     SPECIAL_STRING,
     Setup,
     as_lmcache_reads,
     findings,
+    in_manifest,
     refuse,
     separator_string,
 )
@@ -45,20 +47,22 @@ SPOILED = {
     "prefix-caching": [replace(SOUND, prefix_caching=True)],
     "chunked-prefill": [replace(SOUND, batched=2048)],
     "cuda-graphs": [replace(SOUND, cuda_graphs=True)],
-    "hash-seed": [replace(SOUND, hash_seed=None), replace(SOUND, hash_seed="random")],
     "config-file": [with_variable(CONFIG_FILE, "lmcache.yaml")],
     "blending": [with_variable("LMCACHE_ENABLE_BLENDING", "False"), without("LMCACHE_USE_LAYERWISE")],
     "backends": [
         with_variable("LMCACHE_LOCAL_DISK", "file:///tmp/kv"),
         with_variable("LMCACHE_REMOTE_URL", "redis://host:6379"),
     ],
-    "check-layers": [without(CHECK_LAYERS), with_variable(CHECK_LAYERS, "30"), with_variable(CHECK_LAYERS, "1,2")],
-    "recompute-ratios": [without(RATIOS), with_variable(RATIOS, "0"), with_variable(RATIOS, "much")],
-    "separator": [with_variable(SPECIAL_STRING, " # # ")],
+    "check-layer": [with_variable(CHECK_LAYERS, "30")],
+    "shortest-hit": [with_variable(LEAST_HIT, "64"), with_variable(LEAST_HIT, "some")],
+    "separator": [
+        with_variable(SPECIAL_STRING, " # # "),
+        replace(with_variable(SPECIAL_STRING, ""), separator=(), found_separator=()),
+    ],
     "leading-token": [replace(SOUND, found_separator=(7, 9))],
     "model": [replace(SOUND, architecture="MistralForCausalLM")],
     "rope-scaling": [replace(SOUND, rope_type="llama3")],
-    "chunk-size": [with_variable(CHUNK_SIZE, "0"), with_variable(CHUNK_SIZE, "many")],
+    "chunk-size": [with_variable(CHUNK_SIZE, value) for value in ("0", "many", "", "'16'", "16.0", "inf", "nan", "-1")],
 }
 
 
@@ -81,6 +85,30 @@ def test_a_chunk_size_that_loses_saves_is_told_and_audited():
     (finding,) = findings(with_variable(CHUNK_SIZE, "256"))
     assert (finding.name, finding.spoils) == ("chunk-size", False)
     refuse([finding])
+
+
+def test_every_hit_however_short_is_lmcaches_own_default():
+    assert findings(with_variable(LEAST_HIT, "0")) == ()
+
+
+def test_a_manifest_tells_every_variable_and_of_secrets_a_digest():
+    given = {
+        "LMCACHE_CACHE_POLICY": "LFU",
+        CHUNK_SIZE: "16",
+        "LMCACHE_MIN_RETRIEVE_TOKENS": "0",
+        "LMCACHE_API_KEY": "hidden",
+        "LMCACHE_HF_TOKEN": "hidden",
+        "LMCACHE_EXTRA_CONFIG": '{"secret": "hidden"}',
+    }
+    told = in_manifest(given)
+    assert told.keys() == given.keys()
+    assert {name for name in given if told[name] == given[name]} == {
+        "LMCACHE_CACHE_POLICY",
+        CHUNK_SIZE,
+        "LMCACHE_MIN_RETRIEVE_TOKENS",
+    }
+    assert "hidden" not in str(told)
+    assert told["LMCACHE_API_KEY"] != in_manifest({"LMCACHE_API_KEY": "other"})["LMCACHE_API_KEY"]
 
 
 def test_all_that_is_wrong_is_told_at_once():

@@ -18,14 +18,13 @@ def read(engine="lmcache", dtype="float32", **options):
 def test_without_options_everything_is_left_to_the_engine():
     options = read()
     assert (options.prefix_caching, options.separator, options.max_model_len) == (None, None, None)
-    assert (options.in_process, options.cuda_graphs) == (False, False)
+    assert options.cuda_graphs is False
     assert options.start_seconds == options.answer_seconds == 600
 
 
 def test_options_are_read():
     options = read(
         prefix_caching="on",
-        in_process="on",
         max_model_len="512",
         max_num_batched_tokens="256",
         cuda_graphs="on",
@@ -34,7 +33,7 @@ def test_options_are_read():
         answer_timeout="20",
         separator="\n\n",
     )
-    assert (options.prefix_caching, options.in_process, options.cuda_graphs) == (True, True, True)
+    assert (options.prefix_caching, options.cuda_graphs) == (True, True)
     assert (options.max_model_len, options.max_num_batched_tokens) == (512, 256)
     assert (options.gpu_memory_utilization, options.start_seconds, options.answer_seconds) == (0.5, 30, 20)
     assert options.separator == "\n\n"
@@ -45,6 +44,7 @@ def test_options_are_read():
     ("options", "told"),
     [
         ({"colour": "red"}, "engine 'lmcache' has no option 'colour'"),
+        ({"in_process": "on"}, "engine 'lmcache' has no option 'in-process'"),
         ({"prefix_caching": "yes"}, "prefix-caching is 'yes'"),
         ({"max_model_len": "0"}, "max-model-len is '0'"),
         ({"max_model_len": "-3"}, "max-model-len is '-3'"),

@@ -99,3 +99,29 @@ def test_a_process_that_hangs_is_ended(caller, never):
 def test_work_in_this_process_that_hangs_is_told_too(caller, never):
     with pytest.raises(LostError, match="gave no answer"):
         caller.call(never, 0.05, [])
+
+
+def test_a_process_that_ends_during_a_start_is_told_and_a_helper_that_ended_as_it_should_is_not(caller, never):
+    helpers = iter([[], [Process(alive=False)]])
+    assert caller.call(lambda: time.sleep(0.5) or "up", 60, Seen(lambda: next(helpers, []))) == "up"
+    engine = Process(alive=False)
+    with pytest.raises(LostError, match="its process ended"):
+        caller.call(never, 60, Seen(lambda: [engine]))
+
+
+def test_closing_waits_for_the_call_under_way():
+    made, done = Caller(), []
+    with pytest.raises(LostError):
+        made.call(lambda: time.sleep(0.2) or done.append(True), 0.0, [])
+    made.close(5)
+    assert done
+
+
+class Seen:
+    """Processes as they are when they are looked at."""
+
+    def __init__(self, look):
+        self.look = look
+
+    def __iter__(self):
+        return iter(self.look())

@@ -20,12 +20,6 @@ def test_a_policy_comes_with_the_mode_that_asks_for_one():
         job_of(("query", (1, 2)), mode="policy")
 
 
-def test_gaps_are_what_stands_between_loaded_chunks():
-    record = Record("r", "request", "own", chunks=CHUNKS)
-    assert record.hits == ((0, 3), (5, 9), (9, 12))
-    assert record.gaps == ((3, 5),)
-
-
 def test_a_record_comes_back_as_it_went():
     selected, deviation = np.array([1, 3]), np.array([0.5, 2.0, 0.0, 1.0], dtype=np.float32)
     record = Record("r", "prelude", "policy", chunks=CHUNKS, blended=Blended(4, 1, 2, selected, deviation), decided=0)

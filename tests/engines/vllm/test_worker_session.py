@@ -1,12 +1,17 @@
 import logging
+import time
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from worker_jobs import job_of
 
-from kvaudit.engines.vllm.worker import lmcache_api
+from kvaudit.engines.vllm.worker import lmcache_api, serving
 from kvaudit.engines.vllm.worker.lmcache_api import Put, Stored
-from kvaudit.engines.vllm.worker.session import Session
+from kvaudit.engines.vllm.worker.session import NOT_STORED, Session
 
 PARTS = (("instruction", (1, 2, 3)), ("document", (10, 11, 12)), ("query", (30, 31)))
 CHUNKS = [(0, 3, "a"), (5, 8, "b"), (10, 12, "c")]
@@ -85,6 +90,75 @@ def test_a_full_prefill_that_loads_is_an_error(held):
     session = serve(Session(), job=job_of(*PARTS, mode="prefill"), ranges=[(0, 3)])
     assert session.serving is None
     assert "full prefill" in session.finish().errors[0]
+
+
+def test_a_full_prefill_that_stores_is_an_error(held):
+    session = serve(Session(), job=job_of(*PARTS, mode="prefill"))
+    store(session, held, "a")
+    assert session.finish().errors == ("a full prefill stored chunks",)
+
+
+def test_a_chunk_without_its_position_is_an_error_and_no_write(held):
+    session = serve(Session())
+    session.putting([Put("a", None, 3, 10, False)])
+    record = session.finish()
+    assert record.writes == ()
+    assert record.errors == ("LMCache stored chunk a and did not keep where it stood",)
+
+
+def test_lmcache_that_stops_storing_is_an_error(held):
+    logger = logging.getLogger("lmcache.tests.of.kvaudit.memory")
+    logger.propagate = False
+    session = serve(Session())
+    logger.warning(f"{NOT_STORED} so choosing to not store the KV cache.")
+    logger.warning("Pin count of MemoryObj %s is negative: %s", 7, -1)
+    record = session.finish()
+    assert record.errors == (f"LMCache: {NOT_STORED} so choosing to not store the KV cache.",)
+    assert record.warnings == ()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [("lmcache/v1/cache_engine.py", NOT_STORED), ("lmcache/v1/memory_management.py", "Pin count of MemoryObj")],
+)
+def test_lmcache_itself_says_it_so(module, told):
+    assert f'"{told}' in (Path(find_spec("lmcache").origin).parents[1] / module).read_text()
+
+
+def test_a_warning_that_comes_often_does_not_fill_the_log(held, capsys):
+    logger = logging.getLogger("lmcache.tests.of.kvaudit.repeats")
+    logger.propagate = False
+    handler = logging.StreamHandler(stream := StringIO())
+    logger.addHandler(handler)
+    session = Session()
+    for prompt in range(4):
+        serve(session)
+        for number in range(5):
+            logger.warning("Pin count of %s is negative in %s", number, prompt)
+            logger.error("error %s", number)
+        assert "(5 times)" in session.finish().warnings[0]
+    assert stream.getvalue().count("Pin count") == 3
+    assert stream.getvalue().count("error") == 20
+
+
+def test_observing_begins_when_a_gpu_has_done_what_came_before(held, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: (time.sleep(0.05), waited.append(True)))
+    seen = serve(Session()).now
+    with seen.untimed():
+        assert waited
+    assert seen.untimed_seconds < 0.05
+
+
+def test_what_the_ledger_costs_is_no_part_of_ttft(held, monkeypatch):
+    monkeypatch.setattr(lmcache_api, "puts", lambda *_: time.sleep(0.02) or [Put("a", 0, 3, 10, False)])
+    session = serve(Session())
+    assert serving._putting(session, lambda *_: "put")(None, (), ()) == "put"
+    assert session.now.untimed_seconds >= 0.02
+    assert len(session.finish().writes) == 1
+    serving._putting(session, lambda *_: None)(None, (), ())
 
 
 def test_an_engine_that_is_not_there_is_an_error(held, monkeypatch):

@@ -136,22 +136,31 @@ def test_full_prefill_neither_reads_nor_writes_the_cache(engine, requests, full)
     assert again.reference_logprob == pytest.approx(sum(row[0] for row in served.reference.top_logprobs))
 
 
-def test_a_reset_that_clears_nothing_is_caught(engine):
+def test_a_reset_that_clears_nothing_is_caught(engine, monkeypatch):
     """What `reset_prefix_cache(reset_connector=True)` says of itself is that it worked."""
     said = []
 
     def as_vllm_offers_it():
-        said.append(engine._running.reset_prefix_cache(connector=True))
+        said.append(engine._running._llm.reset_prefix_cache(reset_connector=True))
         return CacheState(None, None)
 
     separator, vocabulary = engine.chunk_rules.separator_ids, engine.capabilities.vocabulary_size
-    prove(engine, separator, vocabulary)
+    prove(engine, separator, vocabulary, 16)
     engine.reset()
-    with pytest.raises(EngineError, match=r"reset left .* tokens"):
-        prove(engine, separator, vocabulary, as_vllm_offers_it)
+    with monkeypatch.context() as lying:
+        lying.setattr(engine, "reset", as_vllm_offers_it)
+        with pytest.raises(EngineError, match=r"reset left .* tokens"):
+            prove(engine, separator, vocabulary, 16)
     assert said
     assert all(said)
-    prove(engine, separator, vocabulary)
+    prove(engine, separator, vocabulary, 16)
+
+
+def test_what_is_in_force_is_told(engine):
+    told = engine.describe()
+    assert told["lmcache_environment"]["LMCACHE_CHUNK_SIZE"] == "16"
+    assert told["lmcache_environment"]["PYTHONHASHSEED"].isdecimal()
+    assert told["lmcache_settings"]["backends"] == ["LocalCPUBackend"]
 
 
 def test_rows_show_what_is_attended_to(engine, embedded, requests):

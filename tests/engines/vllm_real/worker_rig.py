@@ -77,7 +77,7 @@ def open_rig(connector=True, **lmcache):
         **lmcache,
     }
     with TemporaryDirectory() as folder:
-        running = Running(Launch(arguments, environment, Path(folder) / "log", False, 600.0, 300.0))
+        running = Running(Launch(arguments, environment, Path(folder) / "log", 600.0, 300.0))
         try:
             yield Rig(running)
         finally:

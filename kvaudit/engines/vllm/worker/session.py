@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,22 @@ from time import perf_counter
 from kvaudit.engines.vllm.worker import lmcache_api
 from kvaudit.engines.vllm.worker.job import Blended, Chunk, Failure, Job, Record, Rows
 from kvaudit.engines.vllm.worker.ledger import Ledger, Loaded, Range, provenance
+from kvaudit.records import Write
+
+NOT_STORED = "Local cpu memory under pressure"
+"""How LMCache begins its warning that it stores a prompt only in part; what follows runs cold."""
+_HARMLESS = ("Pin count of MemoryObj",)
+"""How warnings begin that LMCache gives at every blend, its count of readers gone wrong: nothing is lost by it."""
+_REPEATS = 3
+"""How often one warning stands in the log; it comes with every prompt, and some with every layer."""
+
+
+def synchronise() -> None:
+    """Wait for what a GPU was given to do: a clock that starts while it computes would count that work."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 @dataclass(slots=True)
@@ -25,7 +42,6 @@ class Observed:
     loaded: tuple[Loaded, ...] = ()
     blended: Blended | None = None
     rows: Rows | None = None
-    select_seconds: float = 0.0
     untimed_seconds: float = 0.0
     decided: int | None = None
     failure: Failure | None = None
@@ -33,7 +49,8 @@ class Observed:
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
-        """What runs within it is observation, and no part of TTFT."""
+        """What runs within it is observation, and no part of TTFT. What was computed before it is."""
+        synchronise()
         began = perf_counter()
         try:
             yield
@@ -90,6 +107,9 @@ class Session:
             if self.now is None:
                 self._stray.append(f"chunk {put.key} was stored by a prompt that no job named")
                 continue
+            if put.position is None:
+                self.now.errors.append(f"LMCache stored chunk {put.key} and did not keep where it stood")
+                continue
             where = (put.position, put.position + put.tokens)
             chunks = [(start, end) for start, end, _ in self.now.chunks]
             over = [each.entry for each in self.now.loaded if each.entry is not None and each.end <= put.position]
@@ -122,11 +142,10 @@ class Session:
             writes=writes,
             evictions=evictions,
             rows=seen.rows,
-            select_seconds=seen.select_seconds,
             untimed_seconds=seen.untimed_seconds,
             decided=seen.decided,
             failure=seen.failure,
-            errors=(*seen.errors, *_degraded(seen), *errors),
+            errors=(*seen.errors, *_degraded(seen, writes), *errors),
             warnings=warnings,
         )
 
@@ -141,11 +160,13 @@ class Session:
         self.ledger, self.now, self._stray = Ledger(), None, []
 
 
-def _degraded(seen: Observed) -> Iterator[str]:
+def _degraded(seen: Observed, writes: tuple[Write, ...]) -> Iterator[str]:
     """What did not happen although it had to, and of which LMCache says nothing."""
     if seen.job.mode == "prefill":
         if seen.loaded:
             yield "a full prefill loaded chunks"
+        if writes:
+            yield "a full prefill stored chunks"
         return
     if seen.looked_up is None:
         yield "LMCache was never asked for this prompt"
@@ -158,15 +179,33 @@ def _degraded(seen: Observed) -> Iterator[str]:
         yield "LMCache loaded chunks and blended nothing at its check layer"
 
 
+class Repeats(logging.Filter):
+    """Lets a warning through `_REPEATS` times, whatever stands in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._times: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        self._times[str(record.msg)] += 1
+        return self._times[str(record.msg)] <= _REPEATS
+
+
 class LogTap(logging.Handler):
     """Warnings and errors of LMCache's loggers since they were last taken; one that comes often is kept once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._told: dict[tuple[bool, str], tuple[str, int]] = {}
+        self._repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
-        key = (record.levelno >= logging.ERROR, str(record.msg))
+        message = str(record.msg)
+        if message.startswith(_HARMLESS):
+            return
+        key = (record.levelno >= logging.ERROR or message.startswith(NOT_STORED), message)
         first, times = self._told.get(key, (record.getMessage(), 0))
         self._told[key] = (first, times + 1)
 
@@ -174,6 +213,9 @@ class LogTap(logging.Handler):
         """To every logger of LMCache's that there is by now; each keeps its records to itself."""
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if name.partition(".")[0] == lmcache_api.LOGGERS and isinstance(logger, logging.Logger):
+                for handler in logger.handlers:
+                    if handler is not self:
+                        handler.addFilter(self._repeats)
                 logger.addHandler(self)
 
     def take(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

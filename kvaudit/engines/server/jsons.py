@@ -1,0 +1,37 @@
+"""JSON as servers send it, which may be none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+
+def value_in(text: str | bytes) -> Any:
+    """None where it is no JSON."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def parsed(data: bytes) -> Any:
+    """Also where letters are cut in halves, as byte-level tokens cut them. Raises orjson.JSONDecodeError."""
+    text = data.decode(errors="replace")
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if "surrogate" not in str(error):
+            raise
+    return orjson.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
+
+
+def object_in(text: str | bytes) -> Mapping[str, Any]:
+    """Empty where it is no JSON object."""
+    return as_object(value_in(text))
+
+
+def as_object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
