@@ -159,9 +159,8 @@ _OBSERVATIONS = Table(
         _or_null(
             "attempts",
             _int,
-            "the most often that the request, or a prompt of its prelude, was sent to a server; more than 1 changes the "
-            "history; "
-            "null: the engine is no server",
+            "the most often that the request, or a prompt of its prelude, was sent to a server; more than 1 changes "
+            "the history; null: the engine is no server",
         ),
         _or_null("error", _text, "why the request has no answer; null: it has one"),
     ),
