@@ -60,10 +60,11 @@ def served(engine, wording, length, sampling):
 
 
 def test_an_audit_of_its_prefix_cache(server, tmp_path):
-    """Conclusive; what it finds hangs on how the processor rounds a prompt that is computed in two parts."""
+    """Nothing but a change of so few answers, which luck may have repeated, keeps it from a conclusion; what it finds
+    hangs on how the processor rounds a prompt that is computed in two parts."""
     audit, rows = audited(tmp_path / "run", chats(tmp_path), settings(server, reset="llamacpp"))
     (finding,) = audit.findings
-    assert (finding.seen != "inconclusive", finding.reasons) == (True, ())
+    assert {reason.code for reason in finding.reasons} <= {"noise-possible"}
     assert {row["attempts"] for row in rows} == {1}
     assert {row["cache_entries_before"] for row in rows} == {0, None}
     engine = audit.manifest["engine"]
