@@ -17,8 +17,8 @@ from kvaudit.records import Write
 NOT_STORED = "Local cpu memory under pressure"
 """How LMCache begins its warning that it stores a prompt only in part; what follows runs cold."""
 _HARMLESS = ("Pin count of MemoryObj", "Skipping abort-time backend cleanup")
-"""How warnings begin by which nothing is lost: of every blend, its count of readers gone wrong, and of every answer that
-ends at a stop string, in the half of the connector that holds no store."""
+"""How warnings begin by which nothing is lost: of every blend, its count of readers gone wrong, and of every answer
+that ends at a stop string, in the half of the connector that holds no store."""
 _REPEATS = 3
 """How often one warning stands in the log; it comes with every prompt, and some with every layer."""
 
