@@ -54,6 +54,9 @@ _MOST_DIGITS_OF_WORDS = 0.2
 _WORD = r"(?>[A-Za-z]{1,23}(?![A-Za-z0-9])|[A-Za-z0-9]{1,3})"
 _MADE_OF_WORDS = re.compile(rf"{_WORD}(?:[-_./:]{_WORD})*+")
 _MOST_DIGITS = 2
+_HUMP = re.compile(r"[a-z](?=[A-Z])")
+_SHORTEST_HUMP = 3
+"""Letters: `noKeyRequired` has humps of three letters and more on average, letters drawn from both cases of two."""
 
 
 def looks_drawn(text: str) -> bool:
@@ -70,7 +73,15 @@ def looks_drawn(text: str) -> bool:
 def is_made_of_words(text: str) -> bool:
     """`no-key-required`, `gpt-4o-mini`: words, with two digits at most, that do not look drawn."""
     few_digits = sum(map(str.isdigit, text)) <= _MOST_DIGITS
-    return few_digits and _MADE_OF_WORDS.fullmatch(text) is not None and not looks_drawn(text)
+    if not few_digits or _MADE_OF_WORDS.fullmatch(text) is None:
+        return False
+    return not looks_drawn(text) and not any(map(_is_jumbled, _PARTS.findall(text)))
+
+
+def _is_jumbled(part: str) -> bool:
+    """Whether capitals stand between small letters so often that no words can be meant."""
+    humps = len(_HUMP.findall(part))
+    return humps > 1 and len(part) < _SHORTEST_HUMP * (humps + 1)
 
 
 def is_mixed(text: str) -> bool:

@@ -18,6 +18,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvaudit.proxy.credentials import is_made_of_words
 from kvaudit.proxy.exchange import Exchange, api_of
 from kvaudit.proxy.secrets import Secrets, placeholder
 
@@ -459,9 +460,24 @@ def test_a_secret_that_begins_as_an_escape_ends_is_no_trouble() -> None:
 
 
 secrets_drawn = st.text(string.ascii_letters + string.digits + "-_.~+/=", min_size=20, max_size=60).filter(
-    lambda text: any(map(str.isdigit, text)) and any(map(str.isalpha, text)) and "=" not in text.rstrip("=")
+    lambda text: (
+        any(map(str.isdigit, text))
+        and any(map(str.isalpha, text))
+        and "=" not in text.rstrip("=")
+        and not is_made_of_words(text)
+    )
 )
 texts = st.text(max_size=30)
+
+
+@pytest.mark.parametrize("key", ["0aB/cdEfGhIjKlMnOpQr", "qWeRtYuIoPaSdFgHjKlZ", "aBcDeFgH-iJkLmNoP"])
+def test_letters_of_both_cases_in_a_jumble_are_no_words(key: str) -> None:
+    assert key not in said(recorded(chat(extra_headers={"Authorization": f"Bearer {key}"}, user=f"I am {key}")))
+
+
+@pytest.mark.parametrize("words", ["no-key-required", "noKeyRequired", "MyOpenAIKey", "gpt-4o-mini", "iPhoneAppKey"])
+def test_words_stay_words(words: str) -> None:
+    assert is_made_of_words(words)
 
 
 @given(secrets_drawn, texts, texts, st.sampled_from(sorted(FIELDS)), st.booleans())
