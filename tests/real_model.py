@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from kvaudit.engines.embedded.gguf_file import parsed_once
-from kvaudit.engines.embedded.models import ModelFiles
+from kvaudit.models.files import ModelFiles
+from kvaudit.models.gguf_file import parsed_once
 
 
 def transformers_model(files: ModelFiles) -> Any:

@@ -142,7 +142,7 @@ def _reading(trace: str, first: Request, model: str | None) -> tuple[Reading, Ab
     if model is None and carries_ids(first):
         note = "context and texts are not looked at: the trace carries token ids (--model NAME looks at them)"
         return Reading(None), About(trace, None, None, None, (note,))
-    from kvaudit.engines.embedded.reading import open_tokenizer
+    from kvaudit.models.reading import open_tokenizer
 
     name = model or DEFAULT_MODEL
     try:

@@ -185,7 +185,7 @@ def chosen_detectors(only: str | None, patterns: Sequence[str]) -> list[Detector
 
     Raises UsageError for names that are unknown and patterns that are broken.
     """
-    from kvaudit.engines.embedded.fetch import cache_folder
+    from kvaudit.models.fetch import cache_folder
     from kvaudit.redaction.builtin import built_in
     from kvaudit.redaction.patterns import user_detectors
 
@@ -216,7 +216,7 @@ def _salt() -> bytes:
 
 
 def _counted_tokens(changed: Iterable[ChangedSegment], model: str) -> Iterator[tuple[ChangedSegment, int, int]]:
-    from kvaudit.engines.embedded.reading import open_tokenizer
+    from kvaudit.models.reading import open_tokenizer
 
     encode = open_tokenizer(model).tokenizer.encode
     for segment in changed:

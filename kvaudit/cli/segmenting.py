@@ -14,7 +14,7 @@ from kvaudit.reports.escape import visible
 from kvaudit.segmenting.strategies import KNOWN, Strategy, parse_strategies
 
 if TYPE_CHECKING:
-    from kvaudit.engines.embedded.tokenizer import ModelTokenizer
+    from kvaudit.models.tokenizer import ModelTokenizer
     from kvaudit.records import Request
     from kvaudit.segmenting.applying import Step
 
@@ -108,7 +108,7 @@ class _LateTokenizer:
 
     def offsets(self, text: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
         if self._opened is None:
-            from kvaudit.engines.embedded.reading import open_tokenizer
+            from kvaudit.models.reading import open_tokenizer
 
             self._opened = open_tokenizer(self._model).tokenizer
         return self._opened.offsets(text)

@@ -18,8 +18,8 @@ from time import process_time
 
 os.environ["RAYON_NUM_THREADS"] = "1"
 
-from kvaudit.engines.embedded.reading import open_tokenizer
-from kvaudit.engines.embedded.tokenizer import ModelTokenizer
+from kvaudit.models.reading import open_tokenizer
+from kvaudit.models.tokenizer import ModelTokenizer
 from kvaudit.records import Request
 from kvaudit.segmenting.applying import segment_requests
 from kvaudit.segmenting.strategies import parse_strategies

@@ -19,9 +19,9 @@ import torch
 
 from kvaudit.engines import PRESETS, EngineSettings
 from kvaudit.engines.embedded.engine import EmbeddedEngine
-from kvaudit.engines.embedded.models import resolve_model
-from kvaudit.engines.embedded.tokenizer import load_tokenizer
 from kvaudit.engines.embedded.weights import weights_of
+from kvaudit.models.files import resolve_model
+from kvaudit.models.tokenizer import load_tokenizer
 from kvaudit.plugins import load
 from kvaudit.records import Prompt, PromptSegment, Sampling
 

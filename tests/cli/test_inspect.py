@@ -14,8 +14,8 @@ from test_cli_start import parsed
 from typer.testing import CliRunner, Result
 
 from kvaudit.cli import app
-from kvaudit.engines.embedded import reading
 from kvaudit.errors import EngineError, KvauditError, UsageError
+from kvaudit.models import reading
 from kvaudit.traces.segments import make_segment
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "rolling.jsonl.gz"

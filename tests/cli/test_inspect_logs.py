@@ -12,8 +12,8 @@ from inspected_models import ByteModel
 from typer.testing import CliRunner, Result
 
 from kvaudit.cli import app
-from kvaudit.engines.embedded import reading
 from kvaudit.errors import KvauditError
+from kvaudit.models import reading
 from kvaudit.preflight.table import SCHEMA
 from kvaudit.traces.hash_only import WEKA
 

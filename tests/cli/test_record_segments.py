@@ -13,8 +13,8 @@ from tiny_chat_folder import tiny_chat_folder
 from typer.testing import CliRunner, Result
 
 from kvaudit.cli import app
-from kvaudit.engines.embedded import reading
 from kvaudit.errors import KvauditError, UsageError
+from kvaudit.models import reading
 from kvaudit.records import Request, messages_of
 from kvaudit.segmenting.strategies import KNOWN
 from kvaudit.store import open_run

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from kvaudit.cli import app
 from kvaudit.cli.redacting import NOT_LOOKED_FOR
-from kvaudit.engines.embedded.reading import ReadingModel
 from kvaudit.errors import KvauditError
+from kvaudit.models.reading import ReadingModel
 from kvaudit.traces import read_trace
 
 KEY = KEYS["Anthropic key"]
@@ -141,7 +141,7 @@ def test_with_a_model_the_tokens_that_changed_are_counted(
         opened.append(model)
         return ReadingModel(model, ByteModel(), None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("kvaudit.engines.embedded.reading.open_tokenizer", open_bytes)
+    monkeypatch.setattr("kvaudit.models.reading.open_tokenizer", open_bytes)
     result = run("import", log, "--redact", "--model", "bytes", "-o", trace)
 
     system, user = texts(trace)[0]

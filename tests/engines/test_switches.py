@@ -22,8 +22,9 @@ from kvaudit.engines import (
     WriteBack,
     check_switches,
 )
-from kvaudit.engines.embedded import models, open_engine
+from kvaudit.engines.embedded import open_engine
 from kvaudit.errors import UsageError
+from kvaudit.models import files as models
 from kvaudit.plan import make_plan
 from kvaudit.store import open_run
 

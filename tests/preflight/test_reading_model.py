@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kvaudit.engines.embedded import weights
-from kvaudit.engines.embedded.reading import open_tokenizer
 from kvaudit.errors import EngineError
+from kvaudit.models.reading import open_tokenizer
 from kvaudit.preflight.inspection import Reading, inspect
 
 TEMPLATE = (

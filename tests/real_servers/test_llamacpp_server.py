@@ -7,9 +7,9 @@ import pytest
 from server_audits import MODEL, audited, chats, settings, windows
 from server_processes import LLAMACPP, free_port, running
 
-from kvaudit.engines.embedded.models import resolve_model
 from kvaudit.engines.server import open_engine
 from kvaudit.errors import EngineError
+from kvaudit.models.files import resolve_model
 from kvaudit.policies.as_served import AsServed
 from kvaudit.records import Prompt, PromptSegment, Sampling, Wording
 from kvaudit.wordings import Wordings

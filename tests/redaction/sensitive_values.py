@@ -8,7 +8,7 @@ import random
 import string
 from functools import cache
 
-from kvaudit.engines.embedded.fetch import cache_folder
+from kvaudit.models.fetch import cache_folder
 from kvaudit.redaction.builtin import SUMMARIES, built_in
 from kvaudit.redaction.detectors import Detector
 

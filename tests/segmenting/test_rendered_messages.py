@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_chat_folder import STRIPPING, byte_tokenizer
 
-from kvaudit.engines.embedded.tokenizer import ModelTokenizer
+from kvaudit.models.tokenizer import ModelTokenizer
 from kvaudit.prompts import Prompts
 from kvaudit.records import Request, Segment, messages_of
 from kvaudit.traces.segments import make_segment

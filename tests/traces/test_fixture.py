@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvaudit.cli import app
-from kvaudit.engines.embedded.models import resolve_model
+from kvaudit.models.files import resolve_model
 from kvaudit.traces import read_trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -1,13 +1,13 @@
 """The embedded engine: kvaudit's own selective recomputation in torch (DESIGN 5).
 
-models.py     a model's name -> its files          cache.py      chunk entries, LRU, the ledger
-weights.py    files -> fused weights               versions.py   which version of a chunk suits a context
-rotary.py     rotary variants                      prefix.py     exact prefix caches
-tokenizer.py  text <-> token ids                   lookup.py     which entries a prompt may use, and stores
-auxiliary.py  a small model's attention            mixed.py      a prompt's cache: loaded, zeroed, computed
-forward.py    blocks over an arena of KV           blend.py      selective recomputation
-decode.py     greedy answers, checks               selecting.py  a policy's budget, schedule and choices
-engine.py     one prompt at a time                 signals.py    what policies may ask for
+weights.py    files -> fused weights               cache.py      chunk entries, LRU, the ledger
+rotary.py     rotary variants                      versions.py   which version of a chunk suits a context
+auxiliary.py  a small model's attention            prefix.py     exact prefix caches
+forward.py    blocks over an arena of KV           lookup.py     which entries a prompt may use, and stores
+decode.py     greedy decoding, checks              mixed.py      a prompt's cache: loaded, zeroed, computed
+engine.py     one prompt at a time                 blend.py      selective recomputation
+                                                   selecting.py  a policy's budget, schedule and choices
+                                                   signals.py    what policies may ask for
                                                    writing.py    what is stored, and with which attention
 """
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import torch
 
     from kvaudit.engines.embedded.engine import EmbeddedEngine
-    from kvaudit.engines.embedded.models import ModelFiles
     from kvaudit.engines.embedded.weights import Weights
+    from kvaudit.models.files import ModelFiles
 
     Place = tuple[ModelFiles, str, torch.dtype, torch.device]
 
@@ -49,8 +49,7 @@ def open_engine(settings: EngineSettings) -> Engine:
     from kvaudit.engines.embedded.auxiliary import DEFAULT_MODEL, Auxiliary, SmallModel
     from kvaudit.engines.embedded.engine import EmbeddedEngine
     from kvaudit.engines.embedded.forward import Transformer
-    from kvaudit.engines.embedded.models import resolve_model
-    from kvaudit.engines.embedded.weights import weight_digest
+    from kvaudit.models.files import resolve_model, weight_digest
 
     if settings.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {settings.dtype!r}", f"known: {', '.join(DTYPES)}")
@@ -75,9 +74,9 @@ def open_engine(settings: EngineSettings) -> Engine:
 
 def _loaded(place: Place) -> tuple[Tokenizer, Weights]:
     """Tokenizer and weights, which nobody changes: those of an engine that stands over them, else out of the files."""
-    from kvaudit.engines.embedded.gguf_file import parsed_once
-    from kvaudit.engines.embedded.tokenizer import load_tokenizer
     from kvaudit.engines.embedded.weights import load_weights
+    from kvaudit.models.gguf_file import parsed_once
+    from kvaudit.models.tokenizer import load_tokenizer
 
     standing = _standing.get(place)
     if standing is not None:

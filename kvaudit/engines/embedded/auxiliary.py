@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from kvaudit.engines import Tokenizer
-from kvaudit.engines.embedded.fetch import KNOWN_MODELS
 from kvaudit.engines.embedded.forward import ROWS_PER_BLOCK, Transformer
-from kvaudit.engines.embedded.gguf_file import parsed_once
-from kvaudit.engines.embedded.models import resolve_model
-from kvaudit.engines.embedded.tokenizer import load_tokenizer
-from kvaudit.engines.embedded.weights import load_weights, weight_digest
+from kvaudit.engines.embedded.weights import load_weights
 from kvaudit.errors import EngineError
+from kvaudit.models.fetch import KNOWN_MODELS
+from kvaudit.models.files import resolve_model, weight_digest
+from kvaudit.models.gguf_file import parsed_once
+from kvaudit.models.tokenizer import load_tokenizer
 from kvaudit.policies import Floats
 from kvaudit.records import Prompt
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from kvaudit.engines import Capabilities, ChunkRules, EngineSettings, Rows, Tokenizer
 from kvaudit.engines.embedded.auxiliary import Auxiliary
 from kvaudit.engines.embedded.blend import Blender, Prefilled
-from kvaudit.engines.embedded.decode import NEAR_TIE, Answer, Check, Ending, check, greedy, margins_of, reference_of
+from kvaudit.engines.embedded.decode import NEAR_TIE, Check, check, greedy, margins_of, reference_of
 from kvaudit.engines.embedded.forward import Transformer
 from kvaudit.engines.embedded.lookup import empty_cache
 from kvaudit.engines.embedded.weights import Weights
+from kvaudit.engines.endings import Answer, Ending
 from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies import Need, Policy, Positions
 from kvaudit.records import (

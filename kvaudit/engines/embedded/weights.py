@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvaudit.engines.embedded.gguf_file import check_gguf, gguf_end_ids, parsed_once
-from kvaudit.engines.embedded.models import ModelFiles
-from kvaudit.engines.embedded.quiet import quietly
 from kvaudit.engines.embedded.rotary import rope_type_of, rotary_frequencies
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models.files import ModelFiles
+from kvaudit.models.gguf_file import check_gguf, gguf_end_ids, parsed_once
+from kvaudit.models.quiet import quietly
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -87,17 +86,6 @@ def load_weights(files: ModelFiles, dtype: torch.dtype, device: torch.device, en
             raise EngineError(
                 f"model {files.name!r} does not fit on {device} in {dtype}", "use --dtype bfloat16 or --device cpu"
             ) from error
-
-
-def weight_digest(files: ModelFiles) -> str:
-    """SHA-256 over the weight files: per file, in the order of their names, its name, its size and its content."""
-    digest = hashlib.sha256()
-    for path in files.weight_files:
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def weights_of(hf_model: Any, dtype: torch.dtype, device: torch.device) -> Weights:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvaudit.engines import Tokenizer
-from kvaudit.engines.embedded.decode import Answer, Ending, coarse_kl
+from kvaudit.engines.endings import Answer, Ending, coarse_kl
 from kvaudit.engines.vllm.launch import Asked, Running, Token
 from kvaudit.errors import EngineError
 from kvaudit.records import Prompt, Reference, Sampling

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvaudit.engines import Tokenizer
-from kvaudit.engines.embedded.fetch import announce
 from kvaudit.engines.vllm.worker.job import Record
 from kvaudit.errors import EngineError
+from kvaudit.models.fetch import announce
 from kvaudit.records import GAP_KINDS, SEPARATOR, Prompt
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from kvaudit.engines.embedded.fetch import CACHE_VARIABLE, announce, cache_folder
-from kvaudit.engines.embedded.models import ModelFiles, resolve_model
 from kvaudit.errors import EngineError
+from kvaudit.models.fetch import CACHE_VARIABLE, announce, cache_folder
+from kvaudit.models.files import ModelFiles, resolve_model, weight_digest
 
 FORMAT = "1"
 """Of what is written; another one is written anew."""
@@ -52,7 +52,6 @@ def model_folder(name: str) -> ModelFolder:
     `name` is whatever the embedded engine takes. Raises UsageError for a model that is none, EngineError for one that
     cannot be fetched, read or kept.
     """
-    from kvaudit.engines.embedded.weights import weight_digest
 
     files = resolve_model(name)
     digest = weight_digest(files)
@@ -79,7 +78,6 @@ def _written_once(files: ModelFiles, digest: str, place: Path) -> str:
 
 def _written_digest(name: str, place: Path) -> str | None:
     """The digest of the weights in a folder that was written before; None where it is missing or damaged."""
-    from kvaudit.engines.embedded.weights import weight_digest
 
     try:
         noted = orjson.loads((place / _NOTE).read_bytes())["folder_sha256"]
@@ -90,7 +88,6 @@ def _written_digest(name: str, place: Path) -> str | None:
 
 
 def _write(files: ModelFiles, digest: str, place: Path) -> str:
-    from kvaudit.engines.embedded.weights import weight_digest
 
     announce(f"writing the model {files.name} once as a folder that vLLM loads, into {place.parent}")
     temporary = Path(mkdtemp(prefix="writing-", dir=place.parent))
@@ -113,9 +110,9 @@ def _save(files: ModelFiles, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from kvaudit.engines.embedded.gguf_file import check_gguf, parsed_once
-    from kvaudit.engines.embedded.quiet import quietly
-    from kvaudit.engines.embedded.tokenizer import load_with_original
+    from kvaudit.models.gguf_file import check_gguf, parsed_once
+    from kvaudit.models.quiet import quietly
+    from kvaudit.models.tokenizer import load_with_original
 
     with quietly(f"model {files.name!r}"), parsed_once():
         check_gguf(files.weight_files[0])

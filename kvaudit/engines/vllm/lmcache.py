@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from kvaudit.engines import Capabilities, ChunkRules, EngineSettings, Rows, Tokenizer
-from kvaudit.engines.embedded.fetch import announce
 from kvaudit.engines.vllm.answering import against, answer, reference_of
 from kvaudit.engines.vllm.chunking import Chunking
 from kvaudit.engines.vllm.launch import Running
@@ -18,6 +17,7 @@ from kvaudit.engines.vllm.starting import Place
 from kvaudit.engines.vllm.worker.job import Blended, Job, Mode, Record
 from kvaudit.engines.vllm.worker.signals import OFFERED
 from kvaudit.errors import EngineError, PolicyError
+from kvaudit.models.fetch import announce
 from kvaudit.policies import Policy, Positions
 from kvaudit.policies.rounding import Watched
 from kvaudit.records import CacheState, Part, Prompt, Reference, Sampling, Selection, Served, runs

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvaudit.engines import PRESETS, EngineSettings
-from kvaudit.engines.embedded.fetch import announce
 from kvaudit.engines.vllm import settings as lmcache_settings
 from kvaudit.engines.vllm.chunking import Chunking
 from kvaudit.engines.vllm.launch import HASH_SEED, Launch, Running
@@ -17,6 +16,7 @@ from kvaudit.engines.vllm.resetting import prove
 from kvaudit.engines.vllm.settings import CAPACITY, CHECK_LAYERS, CHUNK_SIZE, RATIOS, SPECIAL_STRING, Finding, Setup
 from kvaudit.engines.vllm.starting import Place, starting_arguments, with_more
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models.fetch import announce
 
 EXTENSION = "kvaudit.engines.vllm.worker.extension.WorkerExtension"
 DEFAULT_SEPARATOR = " # # "

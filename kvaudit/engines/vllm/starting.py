@@ -11,15 +11,15 @@ from typing import Any
 import orjson
 
 from kvaudit.engines import EngineSettings, log_folder
-from kvaudit.engines.embedded.fetch import cache_folder
-from kvaudit.engines.embedded.reading import open_tokenizer
-from kvaudit.engines.embedded.tokenizer import ModelTokenizer
 from kvaudit.engines.vllm.folder import ModelFolder, model_folder
 from kvaudit.engines.vllm.launch import HASH_SEED, Launch
 from kvaudit.engines.vllm.options import LONGEST, Options
 from kvaudit.engines.vllm.versions import Device, EngineName, installed_version, require
 from kvaudit.engines.vllm.worker.plugin import ENABLED
 from kvaudit.errors import UsageError
+from kvaudit.models.fetch import cache_folder
+from kvaudit.models.reading import open_tokenizer
+from kvaudit.models.tokenizer import ModelTokenizer
 
 _EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The worker in the engine's own process, as on one GPU; on the CPU vLLM takes another process unless it is named."""
@@ -87,8 +87,9 @@ class Place:
     @property
     def rope_type(self) -> str:
         """`default` or nothing where the rotation is not scaled."""
-        rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
-        return str(rope.get("rope_type") or rope.get("type") or "")
+        told = (self.config.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+        types = {str(rope.get("rope_type") or rope.get("type") or "") for rope in told}
+        return next(iter(sorted(types - {"", "default"})), "")
 
     def describe(self) -> dict[str, object]:
         return {

@@ -15,22 +15,23 @@ import numpy as np
 import pytest
 import torch
 from blend_cases import weights_for
+from byte_tokenizers import byte_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tokenizer import byte_tokenizer
 from tiny_models import FAMILY_SETTINGS, TinyTokenizer, tiny_model
 
 from kvaudit.engines import PRESETS, EngineSettings
 from kvaudit.engines.embedded import auxiliary as module
 from kvaudit.engines.embedded import engine as engine_module
-from kvaudit.engines.embedded import models, open_engine
+from kvaudit.engines.embedded import open_engine
 from kvaudit.engines.embedded.auxiliary import Auxiliary, Shares, SmallModel, characters, last_layer_attention
 from kvaudit.engines.embedded.engine import EmbeddedEngine
-from kvaudit.engines.embedded.fetch import KNOWN_MODELS
 from kvaudit.engines.embedded.forward import ROWS_PER_BLOCK, Transformer
-from kvaudit.engines.embedded.tokenizer import ModelTokenizer
 from kvaudit.engines.embedded.weights import weights_of
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models import files as models
+from kvaudit.models.fetch import KNOWN_MODELS
+from kvaudit.models.tokenizer import ModelTokenizer
 from kvaudit.plugins import load
 from kvaudit.records import Prompt, PromptSegment, Sampling
 

@@ -8,9 +8,10 @@ import torch
 from tiny_models import TinyTokenizer, tiny_model
 
 from kvaudit.engines import EngineSettings
-from kvaudit.engines.embedded.decode import TOP_LOGPROBS, Answer, Ending, check, coarse_kl, margins_of, reference_of
+from kvaudit.engines.embedded.decode import TOP_LOGPROBS, check, margins_of, reference_of
 from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.weights import weights_of
+from kvaudit.engines.endings import Answer, Ending, coarse_kl
 from kvaudit.errors import EngineError
 from kvaudit.records import Prompt, PromptSegment, Sampling
 

@@ -102,8 +102,8 @@ def test_smollm2_has_the_logits_and_greedy_answers_of_transformers() -> None:
 
     from kvaudit.engines import EngineSettings
     from kvaudit.engines.embedded.engine import EmbeddedEngine
-    from kvaudit.engines.embedded.models import resolve_model
-    from kvaudit.engines.embedded.tokenizer import load_tokenizer
+    from kvaudit.models.files import resolve_model
+    from kvaudit.models.tokenizer import load_tokenizer
     from kvaudit.records import Prompt, PromptSegment, Sampling
 
     files = resolve_model("smollm2-135m")

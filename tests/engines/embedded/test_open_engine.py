@@ -9,10 +9,11 @@ import torch
 from tiny_models import TinyTokenizer, tiny_model
 
 from kvaudit.engines import EngineSettings, Switches
-from kvaudit.engines.embedded import models, open_engine
+from kvaudit.engines.embedded import open_engine
 from kvaudit.engines.embedded.engine import EmbeddedEngine
 from kvaudit.engines.embedded.weights import weights_of
 from kvaudit.errors import KvauditError, UsageError
+from kvaudit.models import files as models
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,9 @@ import torch
 from tiny_models import TinyTokenizer, tiny_model
 
 from kvaudit.engines import EngineSettings, Switches
-from kvaudit.engines.embedded import models, open_engine, tokenizer, weights
+from kvaudit.engines.embedded import open_engine, weights
+from kvaudit.models import files as models
+from kvaudit.models import tokenizer
 from kvaudit.records import Prompt, PromptSegment, Sampling
 
 SETTINGS = EngineSettings(device="cpu", model="tiny")
@@ -32,7 +34,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return weights.weights_of(tiny_model("llama", len(loaded)), dtype, device)
 
     monkeypatch.setattr(models, "resolve_model", lambda name: models.ModelFiles(name, Path("/models") / name))
-    monkeypatch.setattr(weights, "weight_digest", lambda files: f"digest of {files.name}")
+    monkeypatch.setattr(models, "weight_digest", lambda files: f"digest of {files.name}")
     monkeypatch.setattr(weights, "load_weights", load)
     monkeypatch.setattr(tokenizer, "load_tokenizer", lambda files: FoundTokenizer())
     return loaded
@@ -68,7 +70,7 @@ def test_alone_they_are_loaded_anew(loads: list[str]) -> None:
     [
         lambda patch: {"model": "other"},
         lambda patch: {"dtype": "bfloat16"},
-        lambda patch: patch.setattr(weights, "weight_digest", lambda files: "changed on disk"),
+        lambda patch: patch.setattr(models, "weight_digest", lambda files: "changed on disk"),
     ],
 )
 def test_other_weights_are_not_shared(

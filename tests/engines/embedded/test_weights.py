@@ -13,17 +13,16 @@ from safetensors.torch import load_file, save_file
 from tiny_models import FAMILY_SETTINGS, tiny_config, tiny_model
 
 from kvaudit.engines.embedded import weights as weights_module
-from kvaudit.engines.embedded.models import ModelFiles, resolve_model
 from kvaudit.engines.embedded.weights import (
     LayerWeights,
     Linear,
     Weights,
     check_supported,
     load_weights,
-    weight_digest,
     weights_of,
 )
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models.files import ModelFiles, resolve_model, weight_digest
 
 CPU = torch.device("cpu")
 families = pytest.mark.parametrize("family", FAMILY_SETTINGS)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvaudit.engines.embedded.models import ModelFiles, resolve_model
-from kvaudit.engines.embedded.tokenizer import load_tokenizer
-from kvaudit.engines.embedded.weights import load_weights, weight_digest
+from kvaudit.engines.embedded.weights import load_weights
 from kvaudit.engines.vllm import folder as folders
 from kvaudit.engines.vllm.folder import model_folder
 from kvaudit.errors import EngineError
+from kvaudit.models.files import ModelFiles, resolve_model, weight_digest
+from kvaudit.models.tokenizer import load_tokenizer
 
 
 @pytest.fixture

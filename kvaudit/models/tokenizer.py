@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from kvaudit.engines.embedded.gguf_file import gguf_end_ids, gguf_leading_ids, parsed_once
-from kvaudit.engines.embedded.models import ModelFiles
-from kvaudit.engines.embedded.quiet import first_line, quietly
 from kvaudit.errors import TraceError, UsageError
+from kvaudit.models.files import ModelFiles
+from kvaudit.models.gguf_file import gguf_end_ids, gguf_leading_ids, parsed_once
+from kvaudit.models.quiet import first_line, quietly
 
 Piece = tuple[int | None, str]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")

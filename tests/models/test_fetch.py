@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kvaudit.engines.embedded import fetch
-from kvaudit.engines.embedded.fetch import KNOWN_MODELS, KnownModel, cache_folder, fetched
 from kvaudit.errors import EngineError
+from kvaudit.models import fetch
+from kvaudit.models.fetch import KNOWN_MODELS, KnownModel, cache_folder, fetched
 
 CONTENT = b"weights " * 1000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import orjson
 
-from kvaudit.engines.embedded.fetch import KNOWN_MODELS, announce, fetched
-from kvaudit.engines.embedded.quiet import first_line
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models.fetch import KNOWN_MODELS, announce, fetched
+from kvaudit.models.quiet import first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_PATTERNS = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -131,3 +132,14 @@ def _snapshot(name: str, local_files_only: bool) -> Path:
         if bars_shown:
             enable_progress_bars()
     return Path(folder)
+
+
+def weight_digest(files: ModelFiles) -> str:
+    """SHA-256 over the weight files: per file, in the order of their names, its name, its size and its content."""
+    digest = hashlib.sha256()
+    for path in files.weight_files:
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

@@ -19,9 +19,9 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
-from kvaudit.engines.embedded.fetch import cache_folder, file_sha256
-from kvaudit.engines.embedded.gguf_file import gguf_metadata_digest
-from kvaudit.engines.embedded.models import ModelFiles
+from kvaudit.models.fetch import cache_folder, file_sha256
+from kvaudit.models.files import ModelFiles
+from kvaudit.models.gguf_file import gguf_metadata_digest
 
 VERSION = "2"
 """Of what is kept and how."""

@@ -9,20 +9,20 @@ from typing import Any
 
 import orjson
 import pytest
+from byte_tokenizers import PLAIN_TEMPLATE, byte_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_tokenizer import PLAIN_TEMPLATE, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from kvaudit.engines.embedded import reading
-from kvaudit.engines.embedded.kept_tokenizer import PROBES, kept_tokenizer, tokenizer_key
-from kvaudit.engines.embedded.models import ModelFiles, resolve_model
-from kvaudit.engines.embedded.reading import ReadingModel, open_tokenizer
-from kvaudit.engines.embedded.tokenizer import ModelTokenizer, load_tokenizer
+from kvaudit.models import reading
+from kvaudit.models.files import ModelFiles, resolve_model
+from kvaudit.models.kept_tokenizer import PROBES, kept_tokenizer, tokenizer_key
+from kvaudit.models.reading import ReadingModel, open_tokenizer
+from kvaudit.models.tokenizer import ModelTokenizer, load_tokenizer
 from kvaudit.traces import read_trace
 
-FIXTURES = sorted((Path(__file__).parents[3] / "fixtures").glob("*.jsonl.gz"))
+FIXTURES = sorted((Path(__file__).parents[2] / "fixtures").glob("*.jsonl.gz"))
 MESSAGES = [("system", "Help."), ("user", "the hand\n"), ("assistant", "an <s> end"), ("user", "?")]
 
 
@@ -158,7 +158,7 @@ def test_any_file_that_it_is_made_from_makes_another(tmp_path: Path, file: str) 
 
 
 def test_other_libraries_make_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvaudit.engines.embedded import kept_tokenizer as module
+    from kvaudit.models import kept_tokenizer as module
 
     files = resolve_model(model(tmp_path))
     before = tokenizer_key(files)
@@ -211,7 +211,7 @@ def test_neither_torch_nor_transformers_is_imported_for_plain_texts(tmp_path: Pa
     name = model(tmp_path)
     open_tokenizer(name)
     program = (
-        "import sys; from kvaudit.engines.embedded.reading import open_tokenizer\n"
+        "import sys; from kvaudit.models.reading import open_tokenizer\n"
         "open_tokenizer(sys.argv[1]).tokenizer.encode('the')\n"
         "print(sorted({'torch', 'transformers', 'gguf'} & set(sys.modules)))"
     )

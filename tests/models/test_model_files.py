@@ -12,9 +12,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from kvaudit.engines.embedded import models
-from kvaudit.engines.embedded.models import resolve_model
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models import files as models
+from kvaudit.models.files import resolve_model
 
 INDEX = "model.safetensors.index.json"
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from kvaudit.engines.embedded.gguf_file import gguf_context_tokens, parsed_once
-from kvaudit.engines.embedded.kept_tokenizer import keep_tokenizer, kept_tokenizer, tokenizer_key
-from kvaudit.engines.embedded.models import ModelFiles, resolve_model
-from kvaudit.engines.embedded.tokenizer import ModelTokenizer, load_with_original
+from kvaudit.models.files import ModelFiles, resolve_model
+from kvaudit.models.gguf_file import gguf_context_tokens, parsed_once
+from kvaudit.models.kept_tokenizer import keep_tokenizer, kept_tokenizer, tokenizer_key
+from kvaudit.models.tokenizer import ModelTokenizer, load_with_original
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvaudit.engines.embedded.gguf_file import gguf_metadata_digest
+from kvaudit.models.gguf_file import gguf_metadata_digest
 
 
 def written(path: Path, tokens: list[str], tensor: float = 1.0) -> Path:

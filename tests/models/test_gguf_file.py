@@ -10,10 +10,10 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from kvaudit.engines.embedded.gguf_file import check_gguf, gguf_leading_ids, parsed_once
-from kvaudit.engines.embedded.models import resolve_model
 from kvaudit.engines.embedded.weights import load_weights, weights_of
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models.files import resolve_model
+from kvaudit.models.gguf_file import check_gguf, gguf_leading_ids, parsed_once
 
 CPU = torch.device("cpu")
 LAYER_NAMES = {
