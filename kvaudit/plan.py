@@ -49,7 +49,8 @@ class Plan:
         """Full prefill twice; then, policy by policy, every order and the controls."""
         chronological = self.orders[0]
         reference = (Arm(FULL_PREFILL, chronological, "none"), Arm(FULL_PREFILL, chronological, "repeat"))
-        return reference + tuple(arm for spec in self.specs for arm in policy_arms(spec, self.orders))
+        arms = black_box_arms if self.black_box else policy_arms
+        return reference + tuple(arm for spec in self.specs for arm in arms(spec, self.orders))
 
     def as_data(self) -> dict[str, Any]:
         """Everything that answers depend on beside the trace, JSON-ready."""
@@ -74,6 +75,19 @@ def policy_arms(spec: PolicySpec, orders: Sequence[Order]) -> tuple[Arm, ...]:
     if spec.make().needs:
         arms += [Arm(spec.name, order, "rounding") for order in orders[:2]]
     return tuple(arms)
+
+
+def black_box_arms(spec: PolicySpec, orders: Sequence[Order]) -> tuple[Arm, ...]:
+    """The arms of an engine that decides by itself: every order, the reset control, and every order again.
+
+    What else happens at a server (another tenant, a restart, a busy device) may last as long as an arm: an order and
+    its repeat are so far apart that it does not fall on both.
+    """
+    return (
+        *(Arm(spec.name, order, "none") for order in orders),
+        Arm(spec.name, orders[0], "reset"),
+        *(Arm(spec.name, order, "repeat") for order in orders),
+    )
 
 
 def make_plan(requests: int, engine: str, settings: EngineSettings, policies: Sequence[str], orders: int) -> Plan:

@@ -96,3 +96,16 @@ def test_parameters_make_policies_of_their_own():
     assert len(made.arms) == 2 + 2 * 7
     assert {arm.policy for arm in made.arms} == {"full-prefill", "token-runs:m=8", "token-runs"}
     assert made.spec("token-runs:m=8").make().m == 8
+
+
+def test_a_black_box_is_asked_in_every_order_twice_with_all_other_orders_between():
+    """What happens at a server beside the audit and lasts as long as an arm falls on an order or on its repeat."""
+    arms = [arm for arm in make_plan(4, "server", EngineSettings(), (), 3).arms if arm.policy == "as-served"]
+    places = {(arm.order.name, arm.control): place for place, arm in enumerate(arms)}
+    orders = ("chronological", "reversed", "shuffle-1")
+    assert list(places) == [
+        *((order, "none") for order in orders),
+        ("chronological", "reset"),
+        *((order, "repeat") for order in orders),
+    ]
+    assert {places[order, "repeat"] - places[order, "none"] for order in orders} == {4}

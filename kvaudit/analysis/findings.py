@@ -9,7 +9,15 @@ from typing import Literal
 import numpy as np
 
 from kvaudit.analysis import stats
-from kvaudit.analysis.checks import STANDING, Reason, ReasonCode, disagreement, policy_reasons, reference_reasons
+from kvaudit.analysis.checks import (
+    OF_REFERENCE,
+    STANDING,
+    Reason,
+    ReasonCode,
+    disagreement,
+    policy_reasons,
+    reference_reasons,
+)
 from kvaudit.analysis.compare import Grid, Pair
 from kvaudit.analysis.figures import variation_by_request
 from kvaudit.analysis.limits import Limits
@@ -30,6 +38,7 @@ EXAMPLES = 5
 class Finding:
     """What the audit saw of one policy.
 
+    reasons: why it is inconclusive; of one that is history-sensitive, why its fidelity is in doubt.
     compared: requests that were compared between orders; flipped: how many of them any two orders answered
     differently, with the first few as examples.
     own_losses: of reset_compared requests, how many the policy answers otherwise than full prefill even without
@@ -73,13 +82,9 @@ class Finding:
     smallest_visible: float | None
     chance_of_reproducing: float | None
 
-    @property
-    def stands(self) -> bool:
-        """Whether what was seen stands, though it may be incomplete: a gate can fail on it."""
-        return self.stands_but_for()
-
-    def stands_but_for(self, codes: Collection[ReasonCode] = ()) -> bool:
-        """Whether it stands where these reasons are seen to otherwise."""
+    def stands_but_for(self, codes: Collection[ReasonCode]) -> bool:
+        """Whether what was seen stands, though it may be incomplete, where these reasons are seen to otherwise: a gate
+        can fail on it."""
         return all(reason.code in STANDING or reason.code in codes for reason in self.reasons)
 
     @property
@@ -110,7 +115,9 @@ def _finding(
     rounding_losses, rounding_compared = disagreement(pairs, "rounding", policy)
     proven = proven_variation(grid, pairs, policy)
     decided = [decided_by_rounding(grid, arm) for arm in grid.find(policy)]
-    seen: Seen = "inconclusive" if reasons else "history-sensitive" if len(flipped) else "none-seen"
+    changed = len(flipped) > 0
+    withheld = any(not (changed and reason.code in OF_REFERENCE) for reason in reasons)
+    seen: Seen = "inconclusive" if withheld else "history-sensitive" if changed else "none-seen"
     return Finding(
         policy=policy,
         seen=seen,

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from kvaudit.analysis import stats
 from kvaudit.analysis.baseline import Baseline
-from kvaudit.analysis.checks import OF_ROUNDING, ReasonCode
+from kvaudit.analysis.checks import OF_REFERENCE, OF_ROUNDING, OF_VARIATION, ReasonCode
 from kvaudit.analysis.figures import Figure, select
 from kvaudit.analysis.findings import Finding
 from kvaudit.errors import UsageError
@@ -29,6 +29,7 @@ Why = Literal[
     "noise-possible",
     "rounding-possible",
     "finding-inconclusive",
+    "reference-doubtful",
     "not-compared",
     "orders-unpaired",
 ]
@@ -181,8 +182,8 @@ def _fidelity_gate(finding: Finding, figures: Sequence[Figure], limit: float) ->
         control == "none" and (order not in finding.touched or (order, "rounding") in below) for order, control in below
     )
     value, n, order, control = min(measured)
-    outcome, why = _judged((finding,), broken=broken, kept=lowest() >= limit, seen_to=OF_ROUNDING)
-    if below and not broken and why != "finding-inconclusive":
+    outcome, why = _judged((finding,), broken=broken, kept=lowest() >= limit, seen_to=OF_ROUNDING | OF_VARIATION)
+    if below and not broken and why not in ("finding-inconclusive", "reference-doubtful"):
         outcome, why = "inconclusive", "rounding-possible"
     needed = _needed(n, lambda requests: lowest(requests / n) >= limit) if why == "no-power" else None
     where = order if control == "none" else f"{order} ({control})"
@@ -202,7 +203,7 @@ def _variation_gate(finding: Finding, figures: Sequence[Figure], limit: float) -
     controls = select(figures, "rounding_disagreement", finding.policy)
     rounded = max((control.value for control in controls if control.value is not None), default=0.0)
     broken = value > limit and (not finding.touched or finding.proven_variation > limit)
-    outcome, why = _judged((finding,), broken=broken, kept=max(high, rounded) <= limit)
+    outcome, why = _judged((finding,), broken=broken, kept=max(high, rounded) <= limit, seen_to=OF_REFERENCE)
     if why == "broken" and not finding.noise_excluded:
         outcome, why = "inconclusive", "noise-possible"
     if why == "no-power" and (value > limit or rounded > limit):
@@ -280,7 +281,8 @@ def _held(gate: GateResult, pairs: Sequence[Paired], findings: Sequence[Finding]
     bound = worst.interval(overlap)[0]
     touched = {order for finding in findings for order in finding.touched}
     broken = any(pair.order not in touched if pair.order else not touched for pair in beyond)
-    outcome, why = _judged(findings, broken=broken, kept=bound >= limit)
+    seen_to = OF_REFERENCE if gate.gate == "max-variation-rise" else OF_VARIATION
+    outcome, why = _judged(findings, broken=broken, kept=bound >= limit, seen_to=seen_to)
     if why == "no-power" and beyond:
         why = "rounding-possible"
     needed = None
@@ -310,6 +312,7 @@ def _judged(
     """`seen_to`: reasons that `broken` allows for."""
     if broken and all(finding.stands_but_for(seen_to) for finding in findings):
         return "fail", "broken"
-    if any(finding.reasons for finding in findings):
-        return "inconclusive", "finding-inconclusive"
+    doubts = {reason.code for finding in findings for reason in finding.reasons}
+    if doubts:
+        return "inconclusive", "finding-inconclusive" if doubts - OF_REFERENCE else "reference-doubtful"
     return ("pass", "kept") if kept else ("inconclusive", "no-power")

@@ -21,19 +21,19 @@ smollm2-135m: at most 2e-5 with an exact mask, 0.6 to 13 with a bottom-right one
 
 
 def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
-    """How likely the policy's repeat agrees everywhere by luck (`stats.chance_of_reproducing`); None without one.
+    """How likely the policy's repeats agree everywhere by luck (`stats.chance_of_reproducing`); None without one.
 
     Over the requests that all of the policy's runs answered.
     """
-    repeats = grid.find(policy, "repeat")
-    runs = (*grid.find(policy), *repeats)
+    orders, repeats = grid.find(policy), grid.find(policy, "repeat")
+    runs = (*orders, *repeats)
     agreements = np.full((len(runs), len(runs), len(grid.request_ids)), EQUAL, np.int8)
     for a, b in combinations(range(len(runs)), 2):
         agreements[a, b] = agreements[b, a] = agreement(grid, runs[a], runs[b])
     answered = (agreements != NOT_COMPARABLE).all(axis=(0, 1))
     if len(runs) < 2 or not repeats or not answered.any():
         return None
-    return stats.chance_of_reproducing(agreements[:, :, answered] == EQUAL)
+    return stats.chance_of_reproducing(agreements[:, :, answered] == EQUAL, min(len(repeats), len(orders)))
 
 
 def rounding_matters(grid: Grid, policy: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
@@ -211,20 +211,33 @@ def paired_difference(
     return Estimate((only_first - only_second) / n, max(-1.0, low), min(1.0, high), n, method)
 
 
-def chance_of_reproducing(agree: Flags) -> float:
-    """How likely the repeat control agrees everywhere if answers varied from run to run and not with the order.
+def chance_of_reproducing(agree: Flags, repeats: int = 1) -> float:
+    """How likely every repeat agrees everywhere if answers varied from run to run and not with the order.
 
-    `agree` [runs, runs, requests]: which runs gave equal answers to a request, the repeat among them, True on the
-    diagonal. If answers vary from run to run, independently from request to request, the runs of a request are
-    exchangeable: any two of them could be the chronological one and its repeat, which agree with the probability that
-    is the share of agreeing pairs; on all requests with the product. An exact randomisation p-value of 'the repeat
-    reproduces all answers'. It does not exclude variation that moves many requests of a run at once.
+    `agree` [runs, runs, requests]: which runs gave equal answers to a request, True on the diagonal; `repeats`: how
+    many of the runs are repeats, each of an order of its own among the others. If answers vary from run to run,
+    independently from request to request, the runs of a request are exchangeable: any pairs of them could be the orders
+    and their repeats. They agree as often as so many disjoint pairs drawn from all runs do; on all requests with the
+    product. An exact randomisation p-value of 'the repeats reproduce all answers'. It does not exclude variation that
+    moves many requests of a run at once.
     """
     runs = len(agree)
     if runs < 2:
         return 1.0
-    shares = (agree.sum(axis=(0, 1)) - runs) / (runs * (runs - 1))
-    return float(shares.prod())
+    varied = np.flatnonzero(~agree.all(axis=(0, 1)))
+    first_alike = agree[:, :, varied].argmax(axis=0)
+    total = _ways_to_pair((runs,), repeats)
+    groups = (np.unique(alike, return_counts=True)[1].tolist() for alike in first_alike.T)
+    return math.prod(_ways_to_pair(sizes, repeats) / total for sizes in groups)
+
+
+def _ways_to_pair(alike: Iterable[int], pairs: int) -> int:
+    """In how many ways so many disjoint pairs can be drawn, each within one of the groups of these sizes."""
+    ways = [1] + [0] * pairs
+    for size in alike:
+        within = [math.perm(size, 2 * j) // (2**j * math.factorial(j)) for j in range(pairs + 1)]
+        ways = [sum(ways[j] * within[drawn - j] for j in range(drawn + 1)) for drawn in range(pairs + 1)]
+    return ways[pairs]
 
 
 def _adjusted_wald(first: float, second: float, n: float, z: float) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from xml.sax.xmlreader import AttributesImpl
 import numpy as np
 from numpy.typing import NDArray
 
+from kvaudit.analysis.checks import OF_VARIATION
 from kvaudit.analysis.compare import DIFFERENT, EQUAL, NO_ROW, Grid, Pair, agreement
 from kvaudit.analysis.findings import Finding
 from kvaudit.reports.escape import excerpt, first_difference, visible
@@ -123,7 +124,7 @@ def _outcomes(audit: Audit, arm: int) -> Codes:
 def _compared(agreeing: Codes, finding: Finding | None) -> Codes:
     """A difference stands where a gate could fail on it; equality needs a finding without any doubt."""
     equal = INCONCLUSIVE if finding is not None and finding.reasons else PASSED
-    differs = FAILED if finding is None or finding.stands else INCONCLUSIVE
+    differs = FAILED if finding is None or finding.stands_but_for(OF_VARIATION) else INCONCLUSIVE
     return np.select([agreeing == EQUAL, agreeing == DIFFERENT], [equal, differs], NO_REFERENCE).astype(np.int8)
 
 

@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 import pytest
-from audit_runs import BuiltRun, arm
+from audit_runs import BuiltRun, PlannedArm, arm
 from scipy.stats import binom
 
 from kvaudit.analysis import stats
@@ -75,15 +75,16 @@ def history_free(generator: np.random.Generator, ties: int) -> BuiltRun:
     return tables(np.array(rows))
 
 
-def tables(answers: np.ndarray, window: int = 0) -> BuiltRun:
+def tables(answers: np.ndarray, window: int = 0, planned_arms: Sequence[PlannedArm] = ARMS) -> BuiltRun:
     """A run with these answers [arms, requests], as Arrow columns; request i holds the documents from i on."""
     arms, requests = answers.shape
     size = answers.size
     position = np.tile(np.arange(requests), arms)
-    planned = [ARMS[index] for index in np.repeat(np.arange(arms), requests)]
-    is_policy = np.array([one.policy in POLICIES for one in planned])
-    fresh = (position == 0) | np.array([one.control == "reset" for one in planned])
-    reused = np.where(is_policy & ~fresh, 60, 0)
+    planned = [planned_arms[index] for index in np.repeat(np.arange(arms), requests)]
+    is_policy = np.array([one.policy != "full-prefill" for one in planned])
+    resets = np.array([one.control == "reset" for one in planned])
+    fresh = (position == 0) | resets
+    reused = np.where(is_policy & ((position > 0) | resets), 60, 0)  # under reset, of a prelude
     columns = {
         "arm_id": [one.arm_id for one in planned],
         "engine": ["simulated"] * size,
@@ -94,14 +95,14 @@ def tables(answers: np.ndarray, window: int = 0) -> BuiltRun:
         "request_id": np.char.add("r", position.astype(str)),
         "prompt_tokens": np.full(size, 100),
         "answer_text": np.char.add("a", answers.ravel().astype(str)),
-        "first_reused_tokens": reused,
+        "first_reused_tokens": np.where(fresh, 0, reused),
         "reused_tokens": reused,
         "cache_entries_before": np.where(fresh, 0, 5),
     }
     schema = TABLES["observations"]
     arrays = [pa.array(columns[f.name], f.type) if f.name in columns else pa.nulls(size, f.type) for f in schema]
     return BuiltRun(
-        ARMS[:arms],
+        tuple(planned_arms),
         {"observations": pa.Table.from_arrays(arrays, schema=schema), "requests": requests_table(requests, window)},
         {"schema_version": 1, "settings": {"seed": 0}},
     )
@@ -181,6 +182,41 @@ def test_a_gate_at_its_limit_passes_at_most_as_often_as_stated(outcomes, noise):
     passed = Counter(result.gate for result in results if result.outcome == "pass")
     assert set(judged) == {"min-fidelity", "non-inferior"}
     assert all(at_most(passed[gate], judged[gate], 0.025) for gate in judged)
+
+
+SERVER_ARMS = (
+    *ARMS[:2],
+    *(arm("as-served", order) for order in ORDERS),
+    arm("as-served", control="reset"),
+    *(arm("as-served", order, "repeat") for order in ORDERS),
+)
+
+
+def served(disturbed: np.ndarray) -> Finding:
+    """The finding of a server without history of which some answers, bool [arms, requests], are others."""
+    answers = np.where(disturbed, np.arange(disturbed.size).reshape(disturbed.shape), -1)
+    return outcome(tables(answers, planned_arms=SERVER_ARMS), Gates()).findings[0]
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.03])
+def test_a_server_that_is_merely_noisy_is_called_sensitive_at_most_as_often_as_stated(noise, monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
+    generator = np.random.default_rng(6)
+    seen = Counter(served(generator.random((len(SERVER_ARMS), 16)) < noise).seen for _ in range(200))
+    assert at_most(seen["history-sensitive"], 200, 0.05)
+    assert noise > 0.002 or seen["none-seen"] > 50
+
+
+def test_a_server_that_is_disturbed_for_as_long_as_some_arms_last_is_not_called_sensitive(monkeypatch):
+    """As long as all arms between an order and its repeat, and in the middle of arms too."""
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
+    generator, requests = np.random.default_rng(7), 16
+    flips = generator.random((len(SERVER_ARMS), requests)) < 0.5
+    for begin in range(0, flips.size, requests // 2):
+        for arms in (1, 2, len(ORDERS)):
+            inside = np.zeros(flips.size, bool)
+            inside[begin : begin + arms * requests] = True
+            assert served(flips & inside.reshape(flips.shape)).seen != "history-sensitive"
 
 
 WINDOW, SPOILT = 5, 0.03

@@ -227,6 +227,16 @@ def test_the_luck_of_a_repeat_is_a_count_of_all_ways_to_name_the_runs(answers):
     assert stats.chance_of_reproducing(runs[:, None] == runs[None]) == pytest.approx(lucky / len(dealt))
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 2), min_size=6, max_size=6), st.integers(1, 3))
+def test_the_luck_of_several_repeats_is_a_count_too(answers, repeats):
+    """Runs 3, 4 and 5 are the repeats of runs 0, 1 and 2, or as many of them as there are."""
+    deals = list(permutations(answers))
+    lucky = sum(all(deal[order] == deal[order + 3] for order in range(repeats)) for deal in deals)
+    runs = np.array([answers]).T
+    assert stats.chance_of_reproducing(runs[:, None] == runs[None], repeats) == pytest.approx(lucky / len(deals))
+
+
 def test_kappa_is_that_of_the_dense_table():
     generator = np.random.default_rng(6)
     for requests, raters, categories in ((1, 2, 2), (40, 5, 3), (7, 3, 20), (200, 4, 2)):

@@ -8,14 +8,14 @@ from audit_runs import BuiltRun, arm_lines, clean, full_prefill, rounded, run
 
 from kvaudit.analysis import stats
 from kvaudit.analysis.audit import analyse
-from kvaudit.analysis.checks import OF_ROUNDING, STANDING, Reason, ReasonCode
+from kvaudit.analysis.checks import OF_REFERENCE, OF_ROUNDING, OF_VARIATION, STANDING, Reason, ReasonCode
 from kvaudit.analysis.compare import build_grid, compare
 from kvaudit.analysis.findings import Finding, find
 from kvaudit.analysis.gates import GateResult, Gates, NonInferiority
 from kvaudit.analysis.limits import MAX_NOISE, MAX_RETRIED, Limits
 from kvaudit.analysis.verdict import EXIT_CODES, Verdict, decide
 from kvaudit.errors import UsageError
-from kvaudit.reports.words.findings import finding_details
+from kvaudit.reports.words.findings import details_beside_line, finding_details, finding_line
 from kvaudit.schema import TABLES
 
 WORDS = "a b c d"
@@ -331,6 +331,41 @@ def test_what_nothing_was_cached_of_is_full_prefill():
     assert finding(reused).seen == "none-seen"
 
 
+def test_a_reference_in_doubt_takes_nothing_from_a_change_with_the_order():
+    """Orders are held against each other; withheld is what is held against full prefill."""
+    built = run(damaged(other=FLIPPED)).with_rows(
+        lambda row: row | (cold_and_different(row) if at(row, control="reset") and row["position"] == 0 else {})
+    )
+    found = finding(built)
+    assert (found.seen, [reason.code for reason in found.reasons]) == ("history-sensitive", ["cold-differs"])
+    assert only(verdict(built, max_variation=0.2)).outcome == "fail"
+    doubted = only(verdict(built, min_fidelity=0.9))
+    assert (doubted.outcome, doubted.why) == ("inconclusive", "reference-doubtful")
+    audit = analyse(built)
+    assert finding_line(audit.findings[0], audit.figures).endswith("Full prefill's answers are in doubt.")
+    assert "of which nothing was cached got another answer" in " ".join(details_beside_line(audit.findings[0]))
+
+
+def test_noise_that_may_be_a_change_with_the_order_is_no_excuse_for_low_fidelity():
+    lines = damaged("a x y z", "a x y w").replace("p ", "as-served ")
+    found = finding(run(lines), "as-served")
+    assert (found.seen, [reason.code for reason in found.reasons]) == ("inconclusive", ["noise-possible"])
+    assert only(verdict(run(lines), min_fidelity=0.9)).outcome == "fail"
+    assert only(verdict(run(lines), max_variation=0.1)).outcome == "inconclusive"
+
+
+def test_repeats_of_every_order_rule_noise_out_sooner():
+    """The one request that changed did so in two of five orders; their repeats are the only ones to say so again."""
+    orders = ("chronological", "reversed", "shuffle-1", "shuffle-2", "shuffle-3")
+    answers = dict(zip(orders, [WORDS, WORDS, WORDS, "a x c d", "a x c d"], strict=True))
+    again = "\n".join(f"as-served {order} repeat : {words}" for order, words in list(answers.items())[1:])
+    once = full_prefill(WORDS) + arm_lines("as-served", answers, WORDS, WORDS)
+    assert finding(run(once), "as-served").seen == "inconclusive"
+    found = finding(run(f"{once}\n{again}"), "as-served")
+    assert (found.seen, found.repeat_compared) == ("history-sensitive", 20)
+    assert found.chance_of_reproducing == pytest.approx(1 / 21)
+
+
 def test_an_arm_without_a_first_request_is_not_verified():
     built = healthy().with_rows(lambda row: row | {"position": row["position"] + 1})
     assert reasons(built)["cache-unverified"].count == 3
@@ -458,11 +493,11 @@ def test_a_doubt_never_passes_and_only_standing_doubts_can_fail(code):
     (good,) = audit.findings
     doubtful = replace(good, seen="inconclusive", reasons=(Reason(code),))
     assert decide([doubtful], audit.figures, Gates(min_fidelity=0.5)).outcome == "inconclusive"
-    broken = analyse(run(damaged("x x x x", "x x x x"))).figures
+    broken = analyse(run(damaged("x x x x", FLIPPED))).figures
     outcome = decide([doubtful], broken, Gates(min_fidelity=0.5)).outcome
-    assert outcome == ("fail" if code in STANDING | OF_ROUNDING else "inconclusive")
+    assert outcome == ("fail" if code in STANDING | OF_ROUNDING | OF_VARIATION else "inconclusive")
     outcome = decide([doubtful], broken, Gates(max_variation=0.2)).outcome
-    assert outcome != "pass"
+    assert outcome == ("fail" if code in STANDING | OF_REFERENCE else "inconclusive")
 
 
 REVERSED = ("p.reversed", "p.reversed.rounding")

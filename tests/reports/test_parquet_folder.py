@@ -339,7 +339,7 @@ def test_a_hostile_run_survives_whole(tmp_path):
     ]
     run = damaged_run(tmp_path / "run", trace=replace(trace, requests=tuple(requests), source=HOSTILE))
     audit = written(run, tmp_path / "published", GATES)
-    assert audit.verdict.outcome == "inconclusive"
+    assert audit.verdict.outcome == "fail"
     assert open_run(tmp_path / "published").table("observations").equals(run.table("observations"))
     head = front_matter(tmp_path / "published")
     assert set(head) == {"pretty_name", "size_categories", "tags", "configs"}

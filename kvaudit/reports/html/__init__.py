@@ -13,7 +13,6 @@ from kvaudit import __version__
 
 if TYPE_CHECKING:
     from kvaudit.analysis.audit import Audit
-    from kvaudit.analysis.findings import Finding
 
 
 def render(audit: Audit, out: TextIO) -> None:
@@ -22,7 +21,7 @@ def render(audit: Audit, out: TextIO) -> None:
     from markupsafe import Markup
 
     from kvaudit.reports.html.page import facts, sections
-    from kvaudit.reports.words.findings import finding_line
+    from kvaudit.reports.words.findings import details_beside_line, finding_line
     from kvaudit.reports.words.gates import gate_sentence
     from kvaudit.reports.words.verdict import gates_source, verdict_line
 
@@ -41,20 +40,13 @@ def render(audit: Audit, out: TextIO) -> None:
         verdict_line=verdict_line(audit.verdict),
         gates=[(gate.outcome, gate_sentence(gate)) for gate in audit.verdict.gates],
         gates_source=gates_source(audit),
-        findings=[(f.seen, finding_line(f, audit.figures), _details(f)) for f in audit.findings],
+        findings=[(f.seen, finding_line(f, audit.figures), details_beside_line(f)) for f in audit.findings],
         facts=facts(audit),
         sections=[section for section in sections(audit) if not section.empty],
         style=Markup(folder.joinpath("style.css").read_text("utf-8")),
         version=__version__,
     )
     out.writelines(stream)
-
-
-def _details(finding: Finding) -> list[str]:
-    """A single reason already stands in the finding's line."""
-    from kvaudit.reports.words.findings import finding_details
-
-    return finding_details(finding)[len(finding.reasons) == 1 :]
 
 
 def _harmless(value: Any) -> Any:

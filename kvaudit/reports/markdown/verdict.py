@@ -9,7 +9,7 @@ from kvaudit import __version__
 from kvaudit.analysis.audit import section
 from kvaudit.analysis.findings import Finding
 from kvaudit.reports.markdown.layout import Block, code, in_cell, prose, table_head
-from kvaudit.reports.words.findings import finding_details, finding_line
+from kvaudit.reports.words.findings import details_beside_line, finding_line
 from kvaudit.reports.words.gates import gate_sentence
 from kvaudit.reports.words.numbers import counted
 from kvaudit.reports.words.verdict import gates_source, verdict_line
@@ -43,9 +43,5 @@ def _what_was_audited(audit: Audit) -> str:
 
 
 def _finding(audit: Audit, finding: Finding) -> str:
-    details = finding_details(finding)
-    # A single reason already stands in the line itself.
-    details = details[1:] if len(finding.reasons) == 1 else details
-    return "\n".join(
-        [f"- {prose(finding_line(finding, audit.figures))}", *(f"  - {prose(sentence)}" for sentence in details)]
-    )
+    details = (f"  - {prose(sentence)}" for sentence in details_beside_line(finding))
+    return "\n".join([f"- {prose(finding_line(finding, audit.figures))}", *details])

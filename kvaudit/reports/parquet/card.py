@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from kvaudit.analysis.audit import section
 from kvaudit.reports.escape import excerpt, visible
-from kvaudit.reports.words.findings import finding_details, finding_line
+from kvaudit.reports.words.findings import details_beside_line, finding_line
 from kvaudit.reports.words.gates import gate_sentence
 from kvaudit.reports.words.verdict import verdict_line
 from kvaudit.schema.reference import as_markdown, files_of
@@ -44,11 +44,7 @@ def dataset_card(audit: Audit, rows: Mapping[str, int]) -> str:
         configs=[table for table in tables if table["rows"]],
         default=DEFAULT_CONFIG,
         verdict=[verdict_line(audit.verdict), *map(gate_sentence, audit.verdict.gates)],
-        findings=[
-            # A single reason already stands in the line itself.
-            (finding_line(finding, audit.figures), finding_details(finding)[len(finding.reasons) == 1 :])
-            for finding in audit.findings
-        ],
+        findings=[(finding_line(finding, audit.figures), details_beside_line(finding)) for finding in audit.findings],
         settings=list(_settings(audit.manifest)),
         schema=as_markdown(level=2),
     )

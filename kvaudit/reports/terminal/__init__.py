@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kvaudit.reports.terminal import answers, baseline, costs, examples, settings
 from kvaudit.reports.terminal.layout import heading, sentences
-from kvaudit.reports.words.findings import finding_details, finding_line
+from kvaudit.reports.words.findings import details_beside_line, finding_line
 from kvaudit.reports.words.gates import gate_sentence
 from kvaudit.reports.words.verdict import gates_source, verdict_line
 
@@ -64,6 +64,4 @@ def _verdict(audit: Audit) -> Iterator[RenderableType]:
         yield Text("No policy was audited.")
     for finding in audit.findings:
         yield Text(finding_line(finding, audit.figures))
-        # A single reason already stands in the line itself.
-        details = finding_details(finding)
-        yield from sentences(details[1:] if finding.reasons and len(finding.reasons) == 1 else details)
+        yield from sentences(details_beside_line(finding))

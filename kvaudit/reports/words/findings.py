@@ -59,11 +59,11 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
         "noise-possible": lambda r: (
             f"{counted(r.count, 'request')} changed with the order; if answers varied at random from run to run, the "
             f"repeat control would have reproduced them by luck with probability {p_value(r.limit)}: such noise is not "
-            "ruled out."
+            "ruled out (more orders or more requests would tell)."
         ),
         "cold-differs": lambda r: (
             f"{_of(r)} requests of which nothing was cached got another answer than full prefill's: the counter, the "
-            "reset or the reference does not tell the truth."
+            "reset or the reference is not to be trusted, or answers vary."
         ),
         "rounding-differs": lambda r: (
             f"No answer changed with the order, but {_of(r)} did where the signals that rank tokens were rounded "
@@ -117,12 +117,20 @@ def finding_line(finding: Finding, figures: Sequence[Figure]) -> str:
         return (
             f"{head}. No answer differed between orders on {counted(finding.compared, 'request')}; smallest share of "
             f"affected requests that would have shown: {percent(finding.smallest_visible)}{in_blocks(finding.block)}."
+            f"{_little_reused(finding)}"
         )
     variation = select(figures, "answer_variation", finding.policy)[0]
     return (
         f"{head}. {finding.flipped:,} of {counted(finding.compared, 'request')} changed with the order; answer "
         f"variation {percent(variation.value)} (95 % interval {interval(variation)} %)."
+        + (" Full prefill's answers are in doubt." if finding.reasons else "")
     )
+
+
+def details_beside_line(finding: Finding) -> list[str]:
+    """What stands behind the finding and not in its line."""
+    in_line = finding.seen == "inconclusive" and len(finding.reasons) == 1
+    return finding_details(finding)[in_line:]
 
 
 def finding_details(finding: Finding) -> list[str]:
@@ -130,18 +138,15 @@ def finding_details(finding: Finding) -> list[str]:
     if finding.seen == "inconclusive":
         sentences = [reason_sentence(reason) for reason in finding.reasons]
     elif finding.seen == "history-sensitive":
-        sentences = [_reproduced(finding)]
+        sentences = [_reproduced(finding), *map(reason_sentence, finding.reasons)]
     else:
         sentences = []
     if finding.flipped:
         more = finding.flipped - min(MOST_NAMES, len(finding.examples))
         shown = ", ".join(visible(name) for name in finding.examples[:MOST_NAMES])
         sentences.append(f"Changed with the order: {shown}" + (f" and {more:,} more." if more else "."))
-    if finding.reused_share is not None and finding.reused_share < LITTLE:
-        sentences.append(
-            f"Only {percent(finding.reused_share)} of the prompts' tokens came from a cache: there was little history "
-            "to be sensitive to."
-        )
+    if finding.seen != "none-seen" and (little := _little_reused(finding)):
+        sentences.append(little.strip())
     if finding.reset_compared:
         sentences.append(_own_error(finding))
     if finding.rounding_served:
@@ -149,6 +154,13 @@ def finding_details(finding: Finding) -> list[str]:
     if finding.overlap > finding.block and finding.compared:
         sentences.append(_short_stream(finding))
     return sentences
+
+
+def _little_reused(finding: Finding) -> str:
+    if finding.reused_share is None or finding.reused_share >= LITTLE:
+        return ""
+    share = percent(finding.reused_share)
+    return f" Only {share} of the prompts' tokens came from a cache: there was little history to be sensitive to."
 
 
 def _of(reason: Reason) -> str:

@@ -20,6 +20,8 @@ def gate_sentence(result: GateResult) -> str:
         return f"{value}, on {counted(result.n, 'request')}."
     if result.why == "finding-inconclusive":
         return f"{value}, but the finding is inconclusive."
+    if result.why == "reference-doubtful":
+        return f"{value}, but what full prefill answers is in doubt."
     if result.why == "orders-unpaired":
         return f"{value}, but the baseline did not replay every order of this run alike."
     if result.why == "noise-possible":
