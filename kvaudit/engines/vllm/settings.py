@@ -134,7 +134,8 @@ def _chunked_prefill(setup: Setup) -> Iterator[Finding]:
             "chunked-prefill",
             f"vLLM computes at most {setup.batched} tokens at a time, and a prompt may have {setup.longest}: a prompt "
             "that comes in pieces is not blended as a whole",
-            f"give --option max-num-batched-tokens={setup.longest}, or leave it out",
+            f"leave --option max-num-batched-tokens out, or give --option max-model-len={setup.batched} where every prompt "
+            "with its answer is that short",
         )
 
 
@@ -196,25 +197,22 @@ def _check_layer(setup: Setup) -> Iterator[Finding]:
 def _separator(setup: Setup) -> Iterator[Finding]:
     given = setup.lmcache.get(SPECIAL_STRING, "")
     read = as_lmcache_reads(given)
+    fix = f"unset {SPECIAL_STRING} and give --option separator=TEXT: kvaudit tells LMCache what makes it look for it"
     if given != read and given.strip() == read:
         yield Finding(
             "separator",
             f"{SPECIAL_STRING} is {given!r}, and LMCache takes the white space around it off: {read!r}",
-            f"put it into quotes: {SPECIAL_STRING}={repr(given)!r}",
+            fix,
         )
-    if not setup.separator:
-        yield Finding(
-            "separator",
-            f"{SPECIAL_STRING} is {given!r}: nothing would stand between chunks",
-            f"unset {SPECIAL_STRING} and give --option separator=TEXT",
-        )
+    elif not setup.separator:
+        yield Finding("separator", f"{SPECIAL_STRING} is {given!r}: nothing would stand between chunks", fix)
     elif setup.found_separator != setup.separator:
         yield Finding(
             "leading-token",
             f"LMCache would look for the token ids {list(setup.found_separator)} between chunks, and "
             f"{list(setup.separator)} stand there: it drops the first id of its separator, which it takes for a begin "
             "token",
-            f"unset {SPECIAL_STRING} and give --option separator=TEXT: kvaudit tells LMCache what makes it look for it",
+            fix,
         )
 
 

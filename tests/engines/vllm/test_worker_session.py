@@ -190,9 +190,11 @@ def test_evictions_are_seen_in_the_store(held):
     assert [e.write_ordinal for e in record.evictions] == [0]
 
 
-def test_lmcaches_log_is_listened_to_while_a_job_runs(held):
-    logger = logging.getLogger("lmcache.tests.of.kvaudit")
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.CRITICAL], ids=["as-it-is", "silenced"])
+def test_lmcaches_log_is_listened_to_while_a_job_runs(held, level):
+    logger = logging.getLogger(f"lmcache.tests.of.kvaudit.{level}")
     logger.propagate = False
+    logger.setLevel(level)
     session = serve(Session())
     logger.error("Error processing lookup request: %s", "gone")
     for number in range(3):
