@@ -134,8 +134,8 @@ def _chunked_prefill(setup: Setup) -> Iterator[Finding]:
             "chunked-prefill",
             f"vLLM computes at most {setup.batched} tokens at a time, and a prompt may have {setup.longest}: a prompt "
             "that comes in pieces is not blended as a whole",
-            f"leave --option max-num-batched-tokens out, or give --option max-model-len={setup.batched} where every prompt "
-            "with its answer is that short",
+            "leave --option max-num-batched-tokens out; where every prompt with its answer is short enough, "
+            f"--option max-model-len={setup.batched} does as well",
         )
 
 

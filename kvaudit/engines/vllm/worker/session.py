@@ -211,8 +211,9 @@ class LogTap(logging.Handler):
         self._told[key] = (first, times + 1)
 
     def listen(self) -> None:
-        """To every logger of LMCache's that there is by now; each keeps its records to itself, and LMCACHE_LOG_LEVEL may
-        have silenced it."""
+        """To every logger of LMCache's that there is by now: each keeps its records to itself. LMCACHE_LOG_LEVEL may
+        have silenced it.
+        """
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if name.partition(".")[0] == lmcache_api.LOGGERS and isinstance(logger, logging.Logger):
                 for handler in logger.handlers:
