@@ -109,4 +109,4 @@ def test_gates_in_a_file_hold(before, now, tmp_path, monkeypatch):
     assert found.exit_code == 0
     assert "pass: token-topk, answer variation at most 100 points above" in " ".join(found.stdout.split())
     assert invoke(now, "--max-variation-rise", "0.1", app=reporting).exit_code == 4
-    assert "kvaudit.toml" in found.stdout
+    assert "kvaudit.toml" in "".join(found.stdout.split())

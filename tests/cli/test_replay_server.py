@@ -179,7 +179,7 @@ def test_a_server_that_dies_in_mid_arm_voids_that_arm_alone(kvaudit, trace, tmp_
         code, out, _ = run(port)
     assert (code, "none seen" in out) == (0, True)
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run" / "observations").glob("*.parquet")}
-    assert len(after) == 7
+    assert len(after) == 9
     assert before.items() <= after.items()
 
 
