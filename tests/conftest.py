@@ -5,6 +5,9 @@ import os
 import pytest
 from hypothesis import settings
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes share the cores: none takes two, and none spins
+    os.environ |= {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
+
 # New examples belong on a developer's machine: in continuous integration the same commit gets the same answer.
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):

@@ -119,7 +119,7 @@ def _variation(audit: Audit) -> Iterator[RenderableType]:
             "kappa: Fleiss' kappa of the orders, their agreement beyond chance, 1 where all agree. requests: share "
             "that vary. visible from: the smallest share of affected requests that would have shown with 95 % "
             "probability. Rows of two policies: the first less the second, in points.",
-            f"Intervals: {'; '.join(sorted(methods))}.",
+            *([f"Intervals: {'; '.join(sorted(methods))}."] if methods else []),
         ]
     )
 

@@ -1,5 +1,6 @@
 """The hook against a blender that calls what LMCBlender calls; the real one is in `vllm_real`."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -161,6 +162,7 @@ def test_layers_below_the_check_layer_can_be_asked_for():
         (CacheBlendGradual(), "narrows its selection"),
         (Chooser(lambda context: context.positions[:1]), "returned 1 positions, not k = 5"),
         (Chooser(lambda context: 1 / 0), "policy 'chooser' failed: ZeroDivisionError"),
+        (Chooser(lambda context: sys.exit(0)), "policy 'chooser' failed: SystemExit"),
     ],
 )
 def test_a_policy_that_fails_is_told_and_lmcaches_own_selection_goes_on(policy, told):

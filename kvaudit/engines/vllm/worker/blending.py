@@ -102,7 +102,7 @@ class BlendHook:
             return selected
         try:
             chosen = _chosen(policy, now, at.index, signals, len(deviation))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             now.seen.failure = _failure(policy, error)
             return torch.topk(deviation, k=k).indices
         return torch.from_numpy(chosen).to(deviation.device)
@@ -170,7 +170,7 @@ def ratio_for_k(blender: Any, now: Pass, tokens: int) -> Iterator[None]:
         return
     try:
         now.chosen_k = checked_budget(policy, _budget_context(now, tokens))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         now.seen.failure = _failure(policy, error)
         yield
         return
@@ -239,7 +239,7 @@ def _look_on(policy: Policy, now: Pass, layer: int, signals: BlendSignals, token
     now.chosen_k = k
     try:
         _chosen(policy, now, layer, signals, tokens)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         now.seen.failure = _failure(policy, error)
     finally:
         now.seen.untimed_seconds = before + perf_counter() - began
