@@ -175,3 +175,13 @@ def test_a_plug_in_that_leaves_the_program_is_no_success(monkeypatch, capsys):
         cli.main()
     assert left.value.code == 3
     assert "left the program with exit code 0" in capsys.readouterr().err
+
+
+def test_the_end_of_an_engines_log_stands_below_the_hint_a_line_each(capsys):
+    cli._say("vLLM\nfailed", "its log is x.log; it ends\nINFO  one\n\nERROR two")
+    assert capsys.readouterr().err.splitlines() == [
+        "kvaudit: error: vLLM failed",
+        "kvaudit: hint: its log is x.log; it ends",
+        "  INFO one",
+        "  ERROR two",
+    ]

@@ -160,10 +160,16 @@ def _say_unexpected(error: Exception) -> None:
 
 
 def _say(message: str, hint: str | None = None) -> None:
-    for prefix, text in (("kvaudit: error:", message), ("kvaudit: hint:", hint)):
-        if text:
-            with suppress(OSError):  # an error that cannot be told keeps its exit code
-                typer.echo(f"{prefix} {' '.join(text.split())}", err=True)
+    """Further lines of a hint are the end of somebody's log."""
+    first, *log = hint.split("\n") if hint else [""]
+    lines = [f"kvaudit: error: {_on_a_line(message)}", *([f"kvaudit: hint: {_on_a_line(first)}"] if first else [])]
+    for line in (*lines, *(f"  {_on_a_line(line)}" for line in log if line.strip())):
+        with suppress(OSError):  # an error that cannot be told keeps its exit code
+            typer.echo(line, err=True)
+
+
+def _on_a_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _discard_output() -> None:

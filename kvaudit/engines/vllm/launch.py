@@ -20,7 +20,7 @@ from kvaudit.engines.vllm.processes import Caller, LostError, Started, end
 from kvaudit.errors import EngineError, KvauditError
 
 HASH_SEED = "PYTHONHASHSEED"
-LAST_LINES = 12
+LAST_LINES, _LONGEST_LINE = 8, 300
 _CLOSE_SECONDS = 30.0
 _LEAVE_SECONDS = 3.0
 """How long a start may take to end once its processes are ended; what it still says goes to the log."""
@@ -170,9 +170,10 @@ class Running:
 def last_lines(log: Path, count: int = LAST_LINES) -> str:
     """The end of an engine's log, for people."""
     try:
-        return "\n".join(log.read_text("utf-8", "replace").rstrip().split("\n")[-count:])
+        lines = log.read_text("utf-8", "replace").rstrip().split("\n")[-count:]
     except OSError:
         return ""
+    return "\n".join(line[:_LONGEST_LINE] for line in lines)
 
 
 def _llm(launch: Launch) -> Any:

@@ -258,7 +258,7 @@ def _keep_distances(now: Pass, layer: int, keys: Tensor, values: Tensor, *loaded
         now.below[layer] = Distances.of(keys, values, *loaded)
 
 
-def _failure(policy: Policy, error: Exception) -> Failure:
+def _failure(policy: Policy, error: BaseException) -> Failure:
     if isinstance(error, KvauditError):
         return Failure(error.message, error.hint)
     return Failure(f"policy {policy.name!r} failed: {type(error).__name__}: {error}", "mend the policy")
