@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,10 @@ class Behaviour:
     question (from 0, all attempts counted), what is done in place of an answer. `slow_prefill`: seconds a prompt that
     is not cached takes. `refuses`: fields that it answers with 400. `least_cached`: shorter ones are not cached.
     `bare_metrics`: neither when it started nor how much it answered is told. `uncounted`: its
-    cache is none that `counters` knows, they say 0."""
+    cache is none that `counters` knows, they say 0. `head`: so many tokens begin every prompt, and are cached behind
+    the first one since a reset; `warms_up`: from the reset on, by a prompt of the server's own. `tells`: what stands in
+    its usage for so many cached tokens. `root`: what its model's files are called, None where it does not say;
+    `loaded`: the same, told beside the version. `template`: so many tokens more are in each prompt."""
 
     counters: str = "usage"
     salts: bool = True
@@ -69,6 +72,12 @@ class Behaviour:
     least_cached: int = 0
     bare_metrics: bool = False
     uncounted: bool = False
+    head: int = 0
+    warms_up: bool = False
+    tells: Callable[[int], Any] = int
+    root: str | None = "weights"
+    loaded: str | None = None
+    template: int = 0
 
 
 class FaultyServer:
@@ -88,6 +97,7 @@ class FaultyServer:
         self.at_once = self.most_at_once = self.at_once_when_salted = 0
         self.questions = self.answered = self.cached_total = self.resets = 0
         self.url = ""
+        self.has_head = behaviour.warms_up
 
     def app(self) -> Starlette:
         return Starlette(
@@ -109,10 +119,11 @@ class FaultyServer:
             return JSONResponse({"error": "loading"}, 503)
         if not self.behaviour.models_listed:
             return JSONResponse({"detail": "Not Found"}, 404)
-        return JSONResponse({"object": "list", "data": [{"id": self.behaviour.model, "root": "weights"}]})
+        root = {"root": self.behaviour.root} if self.behaviour.root else {}
+        return JSONResponse({"object": "list", "data": [{"id": self.behaviour.model, **root}]})
 
     async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": self.behaviour.version})
+        return JSONResponse({"version": self.behaviour.version, "model_path": self.behaviour.loaded})
 
     async def metrics(self, request: Request) -> Response:
         if self.behaviour.counters not in ("metrics", "usage"):
@@ -140,6 +151,7 @@ class FaultyServer:
         self.reset_bodies.append((await request.body()).decode())
         self.reset_paths.append(request.url.path + (f"?{request.url.query}" if request.url.query else ""))
         self.engine.reset()
+        self.has_head = self.behaviour.warms_up or (self.has_head and self.fault == "hidden-stale-cache")
         if self.fault != "hidden-stale-cache":
             self.times.clear()
         if self.fault == "stale-cache" or self.behaviour.refused_reset:
@@ -172,6 +184,9 @@ class FaultyServer:
             served = self._served(text, body)
         except RuntimeError as error:
             return JSONResponse({"error": {"message": str(error)}}, 500)
+        if self.has_head and "cache_salt" not in body:
+            served = replace(served, reused_tokens=max(served.reused_tokens, self.behaviour.head))
+        self.has_head = True
         if self.behaviour.slow_prefill and not served.reused_tokens:
             await anyio.sleep(self.behaviour.slow_prefill)
         self.at_once += 1
@@ -209,13 +224,12 @@ class FaultyServer:
         events.append(event(None, served.finish_reason, **timings))
         if (body.get("stream_options") or {}).get("include_usage"):
             usage: dict[str, Any] = {
-                "prompt_tokens": served.prompt_tokens,
+                "prompt_tokens": served.prompt_tokens + self.behaviour.template,
                 "completion_tokens": len(served.answer_text),
             }
             if self.behaviour.counters == "usage":
-                usage["prompt_tokens_details"] = (
-                    {"cached_tokens": served.reused_tokens} if served.reused_tokens else None
-                )
+                told = {"cached_tokens": self.behaviour.tells(served.reused_tokens)}
+                usage["prompt_tokens_details"] = told if served.reused_tokens else None
             events.append({**event(None), "choices": [], "usage": usage})
         return events
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +18,7 @@ from kvaudit.reports.escape import visible
 from kvaudit.reports.words.numbers import interval, names, percent
 
 if TYPE_CHECKING:
-    from kvaudit.deployments.comparing import Compared, Outcome
+    from kvaudit.deployments.comparing import Change, Compared, Outcome
     from kvaudit.engines.server.target import Target
     from kvaudit.records import Trace
 
@@ -39,7 +39,7 @@ NO_USE = (
 )
 """Parameters of an audit that a comparison of two deployments has no use for."""
 FORMAT = "kvaudit deployments"
-_INCONCLUSIVE = 4
+_EXIT_CODES: Mapping[Change, int] = {"same": 0, "changed": 1, "inconclusive": 4}
 
 
 def compare_deployments(
@@ -47,22 +47,26 @@ def compare_deployments(
 ) -> int:
     """Ask both, print what changed, write every answer to `output`, and return the exit code."""
     from kvaudit.deployments.comparing import outcome
+    from kvaudit.engines.server.identity import same_address
     from kvaudit.engines.server.opening import opened_plainly
     from kvaudit.engines.server.options import read_options, server_url
     from kvaudit.store.writing import write_bytes
     from kvaudit.wordings import Wordings
 
     options = read_options(settings.options, resets=False)
-    other = server_url("compare-url", other_url)
+    other, theirs = server_url("compare-url", other_url), replace(settings, model=other_model or settings.model)
+    if same_address(options.base_url, other) and theirs.model == settings.model:
+        raise UsageError(
+            "--compare-url and --base-url are one deployment", "give the other one's address, or --compare-model"
+        )
     if output.is_dir():
         raise UsageError(f"{output} is a folder", "name a file with -o")
     if output.exists() and not force:
         raise UsageError(f"{output} is there already", "choose another file with -o, or --force to replace it")
     Wordings().check(trace, Capabilities(policies=False, max_prompt_tokens=None))
-    with ExitStack() as opened:
+    with ExitStack() as opened, _telling_of_interruption():
         before = opened_plainly(settings, options, options.base_url, options.key_variable)
         opened.callback(before.connection.close)
-        theirs = replace(settings, model=other_model or settings.model)
         after = opened_plainly(theirs, options, other, options.other_key_variable)
         opened.callback(after.connection.close)
         rows = _asked(trace, before, after)
@@ -72,7 +76,7 @@ def compare_deployments(
     for line in (*_deployment_lines((before, after), found), *_outcome_lines(found)):
         typer.echo(line)
     typer.echo(f"Answers: {visible(str(output))}")
-    return 0 if found.is_conclusive else _INCONCLUSIVE
+    return _EXIT_CODES[found.change]
 
 
 def _asked(trace: Trace, before: Target, after: Target) -> tuple[Compared, ...]:
@@ -80,10 +84,20 @@ def _asked(trace: Trace, before: Target, after: Target) -> tuple[Compared, ...]:
     from kvaudit.deployments.asking import PASSES, compared
 
     with progress_on_stderr() as progress:
-        if progress is None:
-            return compared(trace, before, after)
         progress.begin(2 * PASSES * len(trace.requests), 0)
         return compared(trace, before, after, progress.served)
+
+
+@contextmanager
+def _telling_of_interruption() -> Iterator[None]:
+    from kvaudit.cli.progress import ReplayInterruptedError
+
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise ReplayInterruptedError(
+            "interrupted: nothing was compared, and no answer is kept", "the same command begins anew"
+        ) from stop
 
 
 def _deployment_lines(targets: Sequence[Target], found: Outcome) -> Iterator[str]:
@@ -96,7 +110,7 @@ def _deployment_lines(targets: Sequence[Target], found: Outcome) -> Iterator[str
 def _outcome_lines(found: Outcome) -> Iterator[str]:
     if found.answered < found.requests:
         refused = found.requests - found.answered
-        yield f"{refused:,} of {found.requests:,} requests were refused by one of them, and are not compared."
+        yield f"{refused:,} of {found.requests:,} requests were refused by both, and are not compared."
     if found.empty:
         yield f"{found.empty:,} of {found.answered:,} answers are empty, and are not compared."
     if noisy := found.answered - found.empty - found.steady:
@@ -109,9 +123,14 @@ def _outcome_lines(found: Outcome) -> Iterator[str]:
         f"{percent(found.share.value)} (95 % interval {interval(found.share)} %)."
     )
     if found.changed:
-        yield f"Changed: {names(found.changed)}."
-    if not found.is_conclusive:
-        yield f"Inconclusive: answers that vary from run to run could explain {percent(found.explained)} of all."
+        alone = f" One of the deployments refuses {found.refused:,} of them." if found.refused else ""
+        yield f"Changed: {names(found.changed)}.{alone}"
+    if found.change == "inconclusive":
+        yield (
+            f"Inconclusive: answers that vary from run to run could explain {percent(found.explained)} of all."
+            if found.changed
+            else f"Inconclusive: only {found.steady:,} of {found.requests:,} requests could be compared."
+        )
 
 
 def default_file(trace: Path, settings: EngineSettings, other_url: str) -> Path:

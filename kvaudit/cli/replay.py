@@ -9,7 +9,7 @@ import typer
 
 from kvaudit.analysis.limits import MAX_NOISE, MAX_RETRIED
 from kvaudit.cli.progress import ReplayInterruptedError
-from kvaudit.cli.servers import SERVER, compared_deployments, server_options
+from kvaudit.cli.servers import SERVER, compared_deployments, resets_note, server_options
 from kvaudit.cli.values import (
     default_run_folder,
     left_out_notes,
@@ -196,7 +196,8 @@ def replay(
         str | None,
         typer.Option(
             metavar="URL",
-            help="In place of an audit: ask this server the same, and say which answers changed; -o names a file.",
+            help="In place of an audit: ask this server the same, and say which answers changed; -o names a file. "
+            "Exit code: 0 none, 1 some, beyond what varies from run to run, 4 inconclusive.",
         ),
     ] = None,
     compare_model: Annotated[
@@ -258,9 +259,11 @@ def replay(
     manifest = new_manifest(recorded, plan, *bearable)
     path = output or default_run_folder(trace, manifest["settings_digest"])
     with open_folder(path, manifest, force=force) as folder:
-        kept = len(folder.finished) == len(plan.arms)
+        left = [arm for arm in plan.arms if arm.arm_id not in folder.finished]
+        if left and engine == SERVER:
+            typer.echo(resets_note(left, len(recorded.requests), settings.options), err=True)
         audit = _audited(recorded, plan, folder, *bearable)
-    if kept:
+    if not left:
         finished = audit.manifest["finished"]
         typer.echo(
             f"nothing was replayed: all {len(plan.arms)} arms were finished on {finished}; --force replays them",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -10,10 +10,11 @@ import typer
 from kvaudit.engines.server.options import OPTIONS
 from kvaudit.errors import UsageError
 from kvaudit.plugins import find
+from kvaudit.records import FULL_PREFILL
 
 if TYPE_CHECKING:
     from kvaudit.engines import EngineSettings
-    from kvaudit.records import Trace
+    from kvaudit.records import Arm, Trace
 
 SERVER = "server"
 _OF_COMPUTING = (
@@ -72,6 +73,17 @@ def compared_deployments(context: typer.Context, trace: Trace, settings: EngineS
     return compare_deployments(
         trace, settings, values["compare_url"], values["compare_model"], output, force=values["force"]
     )
+
+
+def resets_note(arms: Sequence[Arm], requests: int, options: Mapping[str, str]) -> str:
+    """What emptying the cache costs in questions: one before each reset and one behind it."""
+    resets = sum(requests if arm.control == "reset" else 1 for arm in arms)
+    emptied = sum(requests for arm in arms if arm.policy == FULL_PREFILL)
+    by = "url" if options.get("reference-url") else options.get("reference", "auto")
+    told = f"{2 * (resets + emptied if by == 'reset' else resets):,}"
+    if by == "auto" and emptied:
+        told += f" (or {2 * (resets + emptied):,}, where full prefill comes from resets too)"
+    return f"at the resets kvaudit asks short questions of its own: {told}"
 
 
 def _given(context: typer.Context) -> Iterator[str]:

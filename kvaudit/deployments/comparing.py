@@ -10,7 +10,10 @@ from kvaudit.analysis.stats import Estimate, wilson
 
 Became = Literal["same", "changed", "noisy", "empty", "failed"]
 """`noisy`: one of the deployments did not give its own answer again. `empty`: both said nothing each time.
-`failed`: one of them refused the request."""
+`failed`: both refused the request each time; what one alone refuses has changed."""
+Change = Literal["same", "changed", "inconclusive"]
+MOST_LEFT_OUT = 0.5
+"""Where a larger share of the requests is not compared, nothing is said of most of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Told:
     error: str | None = None
 
     def equals(self, other: Told) -> bool:
+        if self.error or other.error:
+            return bool(self.error and other.error)
         by_ids = bool(self.token_ids and other.token_ids)
         return self.text == other.text and (not by_ids or self.token_ids == other.token_ids)
 
@@ -36,9 +41,10 @@ class Compared:
 
     @property
     def became(self) -> Became:
-        if any(told.error for told in (*self.before, *self.after)):
+        everything = (*self.before, *self.after)
+        if all(told.error for told in everything):
             return "failed"
-        if not any(told.text for told in (*self.before, *self.after)):
+        if not any(told.text or told.error for told in everything):
             return "empty"
         if not (is_steady(self.before) and is_steady(self.after)):
             return "noisy"
@@ -47,9 +53,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`answered`: requests that both answered. `empty`: those of them to which both said nothing. `steady`: those of
-    the others to which each deployment gives its own answer again; `changed`: the steady ones that changed. `share` is
-    that of the steady, `noise_before` and `noise_after` are shares of the answered; None where there are none.
+    """`answered`: requests that not both refused each time. `empty`: those of them to which both said nothing.
+    `steady`: those of the others to which each deployment gives its own answer again; `changed`: the steady ones that
+    changed, of which one deployment alone refuses `refused`. `share` is that of the steady, `noise_before` and
+    `noise_after` are shares of the answered; None where there are none.
     """
 
     requests: int
@@ -57,6 +64,7 @@ class Outcome:
     empty: int
     steady: int
     changed: tuple[str, ...]
+    refused: int
     share: Estimate | None
     noise_before: Estimate | None
     noise_after: Estimate | None
@@ -71,8 +79,15 @@ class Outcome:
         return max((noise.high or 0.0 for noise in known), default=0.0)
 
     @property
-    def is_conclusive(self) -> bool:
-        return self.steady > 0 and (not self.changed or len(self.changed) / self.answered > self.explained)
+    def change(self) -> Change:
+        """Changes beyond the noise are seen however few requests were compared; that nothing changed is not."""
+        if self.changed:
+            return "changed" if len(self.changed) / self.answered > self.explained else "inconclusive"
+        return "same" if self.is_compared else "inconclusive"
+
+    @property
+    def is_compared(self) -> bool:
+        return self.steady > 0 and self.requests - self.steady <= MOST_LEFT_OUT * self.requests
 
 
 def outcome(rows: Sequence[Compared]) -> Outcome:
@@ -85,6 +100,7 @@ def outcome(rows: Sequence[Compared]) -> Outcome:
         empty=sum(row.became == "empty" for row in answered),
         steady=len(steady),
         changed=changed,
+        refused=sum(row.before[0].error != row.after[0].error for row in steady if row.became == "changed"),
         share=wilson(len(changed), len(steady)),
         noise_before=_noise(answered, lambda row: row.before),
         noise_after=_noise(answered, lambda row: row.after),

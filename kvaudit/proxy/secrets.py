@@ -126,7 +126,7 @@ class Secrets:
                 text = text.replace(secret, told)
                 plain = _unescaped(text)
             if ("\\" in text or "%" in text or "+" in text) and _anchor(secret) in plain:
-                text = _written(secret).sub(told, text)
+                text = written(secret).sub(told, text)
                 plain = _unescaped(text)
         return text
 
@@ -244,7 +244,7 @@ def _anchor(secret: str) -> str:
 
 
 @lru_cache(256)
-def _written(secret: str) -> re.Pattern[str]:
+def written(secret: str) -> re.Pattern[str]:
     """A secret in JSON, in JSON inside of JSON and so on, or with percent signs, whichever characters are escaped."""
     first, *others = re.findall(r"\\+|[^\\]", secret)
     return re.compile(_character(first[0], first=True) + "".join(_character(run[0]) for run in others))

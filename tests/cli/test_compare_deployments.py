@@ -49,7 +49,7 @@ def test_what_changed_is_named(compare, tmp_path):
         changed = {after.questions + 1 + request + 6 * turn: other for request in (1, 4) for turn in (0, 1)}
         after.behaviour.failures = changed
         code, out, _ = compare(before, after)
-    assert code == 0
+    assert code == 1
     assert "2 of 6 answers changed" in out
     assert "Changed: r1, r4." in out
     rows = orjson.loads((tmp_path / "d.json").read_bytes())["requests"]
@@ -108,13 +108,52 @@ def test_a_folder_is_no_file_for_the_answers(compare, tmp_path):
     assert not before.questions
 
 
-def test_requests_that_one_refuses_are_counted_and_not_compared(compare):
+def too_long():
+    return JSONResponse({"error": "too long"}, 400)
+
+
+def test_requests_that_both_refuse_are_counted_and_not_compared(compare):
     with faulty_server() as before, faulty_server() as after:
-        after.behaviour.failures = dict.fromkeys(range(1, 13), lambda: JSONResponse({"error": "too long"}, 400))
+        for server in (before, after):
+            server.behaviour.failures = dict.fromkeys(range(1, 13), too_long)
         code, out, _ = compare(before, after)
     assert code == 4
-    assert "6 of 6 requests were refused by one of them, and are not compared." in out
+    assert "6 of 6 requests were refused by both, and are not compared." in out
     assert "Inconclusive: nothing was compared." in out
+
+
+def test_what_one_alone_refuses_has_changed(compare):
+    with faulty_server() as before, faulty_server() as after:
+        after.behaviour.failures = dict.fromkeys((1, 7), too_long)
+        code, out, _ = compare(before, after)
+    assert code == 1
+    assert "1 of 6 answers changed" in out
+    assert "Changed: r0. One of the deployments refuses 1 of them." in out
+
+
+def test_one_deployment_is_not_compared_with_itself(compare):
+    with faulty_server() as server:
+        code, _, err = compare(server, server)
+    assert code == 2
+    assert "--compare-url and --base-url are one deployment" in err
+    assert not server.questions
+
+
+def test_two_models_of_one_server_are_two_deployments(compare):
+    with faulty_server(models_listed=False) as server:
+        assert compare(server, server, "--compare-model", "m2")[0] == 0
+
+
+@pytest.mark.parametrize("place", ["kvaudit.deployments.asking.compared", "kvaudit.engines.server.opening._asked"])
+def test_a_comparison_that_is_interrupted_says_so(compare, monkeypatch, place):
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, stopped)
+    with faulty_server() as before, faulty_server() as after:
+        code, _, err = compare(before, after)
+    assert code == 130
+    assert "interrupted: nothing was compared, and no answer is kept" in err
 
 
 def test_each_server_gets_its_own_key(compare, monkeypatch):
@@ -146,6 +185,9 @@ def test_what_audits_a_cache_has_no_use_here(compare, more, said):
     assert f"{said} has no use" in err
 
 
+NOTHING = ""
+
+
 def row(name, before, after):
     return Compared(name, tuple(map(Told, before)), tuple(map(Told, after)))
 
@@ -159,12 +201,36 @@ def test_changes_that_noise_could_explain_are_inconclusive():
     assert found.share.value == pytest.approx(1 / 15)
     assert found.noise_before.value == pytest.approx(0.25)
     assert found.explained == pytest.approx(found.noise_before.high)
-    assert not found.is_conclusive
-    assert outcome([*same, row("c", "aa", "bb")]).is_conclusive
-    assert not outcome([]).is_conclusive
-    assert not outcome(noisy).is_conclusive
+    assert found.change == "inconclusive"
+    assert outcome([*same, row("c", "aa", "bb")]).change == "changed"
+    assert outcome([]).change == "inconclusive"
+    assert outcome(noisy).change == "inconclusive"
     assert outcome([*noisy, same[0]]).share.n == 1
-    assert not outcome([*noisy, row("c", "aa", "bb")]).is_conclusive
+    assert outcome([*noisy, row("c", "aa", "bb")]).change == "inconclusive"
+
+
+@pytest.mark.parametrize(("compared", "change"), [(5, "same"), (4, "inconclusive"), (0, "inconclusive")])
+@pytest.mark.parametrize("left_out", [("ab", "aa"), ("aa", "ab"), ((NOTHING, NOTHING), (NOTHING, NOTHING))])
+def test_that_nothing_changed_needs_half_of_the_requests(left_out, compared, change):
+    others = [row(f"o{i}", *left_out) for i in range(10 - compared)]
+    assert outcome([*others, *(row(f"s{i}", "aa", "aa") for i in range(compared))]).change == change
+
+
+REFUSED = Told("", error="too long")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "became"),
+    [
+        ([REFUSED, REFUSED], [REFUSED, REFUSED], "failed"),
+        ([Told("a"), Told("a")], [REFUSED, REFUSED], "changed"),
+        ([REFUSED, REFUSED], [Told("a"), Told("a")], "changed"),
+        ([Told(""), Told("")], [REFUSED, REFUSED], "changed"),
+        ([Told("a"), REFUSED], [Told("a"), Told("a")], "noisy"),
+    ],
+)
+def test_a_refusal_is_an_answer_of_its_own(before, after, became):
+    assert Compared("r", tuple(before), tuple(after)).became == became
 
 
 def test_answers_are_equal_by_ids_where_both_show_them():

@@ -11,6 +11,10 @@ from fakes import rolling_trace, write_trace
 from faulty_server import KEY, faulty_server
 
 from kvaudit import cli
+from kvaudit.cli.servers import resets_note
+from kvaudit.engines import EngineSettings
+from kvaudit.engines.server import open_engine
+from kvaudit.plan import make_plan
 from kvaudit.store import open_run
 
 
@@ -46,13 +50,44 @@ def test_the_verdict_says_what_it_rests_on(audit):
     with faulty_server("position") as server:
         code, out, err = audit(server)
     finding, rests_on, verdict, report = out.splitlines()
-    assert (code, told_else(err)) == (0, "")
+    asked = (
+        "at the resets kvaudit asks short questions of its own: 20 (or 36, where full prefill comes from resets too)\n"
+    )
+    assert (code, told_else(err)) == (0, asked)
     assert finding.startswith("as-served: history-sensitive. 4 of 4 requests changed with the order")
     assert rests_on == (
         "Full prefill: a cache_salt of its own for each request; resets seen by usage; cached tokens from usage."
     )
     assert verdict.startswith("Verdict: no gates")
     assert report == "Report: kvaudit report run"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "20 (or 36, where full prefill comes from resets too)"),
+        ({"reference": "salt"}, "20"),
+        ({"reference": "auto", "reference-url": "http://h/v1"}, "20"),
+        ({"reference": "reset"}, "36"),
+    ],
+)
+def test_what_the_resets_ask_is_told_beforehand(options, told):
+    arms = make_plan(4, "server", EngineSettings(), (), 3).arms
+    assert resets_note(arms, 4, options) == f"at the resets kvaudit asks short questions of its own: {told}"
+    assert resets_note(arms[-1:], 4, {}).endswith(": 2")
+
+
+@pytest.mark.parametrize("reference", ["salt", "reset"])
+def test_what_the_resets_ask_is_what_was_told(audit, reference):
+    with faulty_server("none") as server:
+        _, _, err = audit(server, "--reference", reference)
+        ours = sum(" line 19 holds " in str(body) for body in server.bodies)
+        engine = open_engine(
+            EngineSettings(model="m", options={"base-url": server.url, "reset": "vllm", "reference": reference})
+        )
+        engine.close()
+        to_open = sum(" line 19 holds " in str(body) for body in server.bodies) - ours
+    assert f"own: {ours - 2 * to_open}\n" in err
 
 
 def test_a_server_that_counts_nothing_is_inconclusive_and_the_flag_is_named(audit):
@@ -87,8 +122,8 @@ def test_a_wrong_key_is_one_line_and_a_hint(audit, monkeypatch, tmp_path):
     with faulty_server("none", key=KEY) as server:
         code, out, err = audit(server)
     assert (code, out) == (3, "")
-    assert err.splitlines()[0] == (
-        "kvaudit: error: the server refused a request: status 401: wrong key: Bearer [secret removed]"
+    assert err.splitlines()[1] == (
+        f"kvaudit: error: the server at {server.url} refused a request: status 401: wrong key: Bearer [secret removed]"
     )
     assert "--api-key-env" in err
     assert not (tmp_path / "run").exists()
@@ -101,6 +136,7 @@ def test_options_of_a_server_by_themselves_and_by_option_are_the_same_audit(audi
         options = [part for option in given for part in ("--option", option)]
         again = kvaudit("replay", trace, "--engine", "server", "--model", "m", "--orders", "3", "-o", "run", *options)
     assert "nothing was replayed" in again[2]
+    assert "at the resets" not in again[2]
     assert open_run(tmp_path / "run").manifest["settings"]["options"]["retries"] == "5"
 
 

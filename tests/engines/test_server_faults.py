@@ -296,7 +296,7 @@ def test_a_model_that_is_not_served_is_refused_before_anything_is_asked(opened):
 
 def one_stream_a_connection(listening):
     """Answers what comes; behind a stream it hears the next request and closes the connection."""
-    stream = BEGINNING + b"data: [DONE]\n\n"
+    stream = BEGINNING.replace(b"}]", b', "finish_reason": "stop"}]') + b"data: [DONE]\n\n"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     while True:
         try:
@@ -350,7 +350,6 @@ def test_an_answer_in_one_piece_is_an_answer(opened):
             {"choices": [CHOICE], "usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 6}}},
             "6 cached tokens in a prompt of 5",
         ),
-        ({"choices": [{**CHOICE, "finish_reason": None}]}, "without a finish reason, and earlier ones had one"),
     ],
 )
 def test_an_answer_that_was_not_asked_for_is_refused(opened, body, said):
@@ -430,12 +429,14 @@ def test_a_key_that_the_server_repeats_is_taken_out_of_the_error(opened, monkeyp
 
 def test_the_key_that_a_server_puts_into_its_answers_is_taken_out(opened, monkeypatch):
     monkeypatch.setenv("KVAUDIT_API_KEY", KEY)
-    split = [{"model": KEY, "choices": [{"index": 0, "text": part}]} for part in (KEY[:9], KEY[9:])]
+    split = [
+        {"model": KEY, "choices": [{"index": 0, "text": part, "finish_reason": end}]}
+        for part, end in ((KEY[:9], None), (KEY[9:], "stop"))
+    ]
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in split) + "data: [DONE]\n\n"
     with faulty_server(key=KEY, version=KEY, answers_as=KEY) as server:
         engine = opened(server)
         next_fails(server, lambda: StreamingResponse(iter([body]), media_type="text/event-stream"))
-        engine._target.claims.finishes = False
         assert serve(engine).answer_text == "[secret removed]"
         assert KEY not in repr(engine.describe())
 

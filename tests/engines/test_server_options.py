@@ -12,7 +12,8 @@ from kvaudit.engines.server.counters import Counts, way_of
 from kvaudit.engines.server.metrics import read_metrics
 from kvaudit.engines.server.options import OPTIONS, read_options
 from kvaudit.engines.server.presets import PRESETS
-from kvaudit.engines.server.resetting import Resetter, refused
+from kvaudit.engines.server.refusals import refused
+from kvaudit.engines.server.resetting import Resetter
 from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import UsageError
 from kvaudit.records import Sampling, Wording
@@ -87,6 +88,129 @@ def test_an_address_that_is_no_address_is_not_repeated_with_its_query():
     with pytest.raises(UsageError) as error:
         options(base_url="http://gpu/v1?key=sk-mine")
     assert "sk-mine" not in str(error.value)
+
+
+DRAWN = "sk-proj-abcDEF0123456789xyzABC"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        DRAWN,
+        "htp://user:hunter2@gpu/v1",
+        "htp://hunter2@gpu/v1",
+        f"htp://{DRAWN}/v1",
+        "gpu:8000/v1?api_key=hunter2",
+        f"http:/{DRAWN}/v1",
+        "http://[bad/v1?x=hunter2",
+        "https:hunter2",
+        "hunter2",
+    ],
+)
+@pytest.mark.parametrize("name", ["base_url", "reference_url", "reset_url"])
+def test_what_is_no_address_is_not_repeated(name, address):
+    with pytest.raises(UsageError, match="is not the address of a server") as error:
+        options(reset="", **{"reset_url": URL, name: address})
+    assert not [secret for secret in (DRAWN, "hunter2") if secret in str(error.value)]
+
+
+@pytest.mark.parametrize("name", ["base_url", "reference_url", "reset_url"])
+def test_a_key_in_a_path_is_refused_unseen(name):
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} holds a key") as error:
+        options(reset="", **{"reset_url": URL, name: f"http://gpu/{DRAWN}/v1"})
+    assert DRAWN not in str(error.value)
+
+
+def test_ids_that_are_no_keys_may_stand_in_a_path():
+    account = "https://gateway/v1/0123456789abcdef0123456789abcdef/name/openai"
+    assert options(base_url=account).base_url == account
+    uuid = "http://gpu/instances/123e4567-e89b-12d3-a456-426614174000/flush"
+    assert options(reset="", reset_url=uuid).reset_url == uuid
+
+
+@pytest.mark.parametrize("name", ["api_key_env", "other_key_env"])
+@pytest.mark.parametrize("key", [DRAWN, "abcDEF0123456789xyzABC012", "two words", "$KEY", ""])
+def test_a_key_in_place_of_its_variable_is_refused_unseen(name, key):
+    with pytest.raises(UsageError, match="is not the name of an environment variable") as error:
+        options(**{name: key})
+    assert not key or key not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"./reset.sh {DRAWN}",
+        f"curl -H 'Authorization: Bearer {DRAWN}' http://gpu/flush",
+        "curl -H 'X-Api-Key: hunter2' http://gpu/flush",
+        "curl -u admin:hunter2 http://gpu/flush",
+        "curl http://admin:hunter2@gpu/flush",
+        "curl 'http://gpu/flush?api_key=hunter2'",
+        """curl -d '{"password": "hunter2"}' http://gpu/flush""",
+        "VLLM_API_KEY=hunter2 vllm serve m",
+        "vllm serve m --api-key hunter2",
+        "vllm serve m --api-key=hunter2",
+        "docker run -e API_KEY=hunter2 image",
+        "curl 'unclosed --api-key hunter2",
+    ],
+)
+def test_a_key_in_a_resets_command_is_refused_unseen(command):
+    with pytest.raises(UsageError, match="--reset-command holds a key") as error:
+        options(reset="", reset_command=command)
+    assert not [secret for secret in (DRAWN, "hunter2") if secret in str(error.value)]
+    assert "$NAME" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "docker restart vllm",
+        "docker exec -u 1000:1000 vllm kill -HUP 1",
+        "docker restart 3f4e5a6b7c8d9e0f1a2b3c4d5e6f7a8b9c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f",
+        "kubectl rollout restart deployment/vllm-5d9f8c7b6d-x2x9z",
+        'curl -H "Authorization: Bearer $KEY" -u "$USER:$PASSWORD" "http://gpu/flush?api_key=$KEY"',
+        "curl -H 'Authorization: Bearer EMPTY' http://gpu/flush",
+        """curl -d '{"password": "'"$PASSWORD"'"}' http://gpu/flush""",
+        'VLLM_API_KEY=$KEY vllm serve m --api-key "$KEY" --max-num-batched-tokens 8192 --tokenizer meta/llama',
+        "HF_TOKEN_PATH=/x restart --api-key-file /run/secrets/key && sleep 1",
+    ],
+)
+def test_a_command_without_keys_is_taken(command):
+    assert options(reset="", reset_command=command).reset_command == command
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"admin": {"token": "hunter2"}}',
+        '[{"password": "hunter2"}]',
+        '{"headers": {"Authorization": "Bearer hunter22"}}',
+        '{"headers": [{"name": "Authorization", "value": "Bearer hunter22"}]}',
+        f'{{"note": "{DRAWN}"}}',
+        '{"server": "http://admin:hunter2@gpu"}',
+        "api_key=hunter2&all=1",
+        DRAWN,
+        f"Bearer {DRAWN}",
+    ],
+)
+def test_a_key_in_a_resets_body_is_refused_unseen(body):
+    with pytest.raises(UsageError, match="--reset-body holds a key") as error:
+        options(reset="", reset_url=URL, reset_body=body)
+    assert not [secret for secret in (DRAWN, "hunter2") if secret in str(error.value)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{}",
+        '{"reset": true, "tags": ["weights", "kv_cache"]}',
+        '{"key": "$ADMIN", "headers": {"Authorization": "Bearer $ADMIN"}}',
+        '{"keys": [{"api_key": "${ADMIN}"}], "number": $NUMBER}',
+        "api_key=$ADMIN&all=1",
+    ],
+)
+def test_a_body_without_keys_is_taken(body):
+    assert options(reset="", reset_url=URL, reset_body=body).reset_body == body
 
 
 def test_the_address_of_a_reset_is_called_as_it_is_written():

@@ -7,6 +7,10 @@ counters.py   tokens that came from a cache identity.py   which server it is, an
 resetting.py  how its cache is emptied      probing.py    whether it is empty, and what the server can tell
 opening.py    what holds for a whole run    engine.py     the engine
 target.py     one server that is asked      jsons.py      JSON, which may be none
+endings.py    whether an answer is whole    flows.py      whether it tells anything, and ends
+keys.py       what is taken out of texts    literals.py   keys in options, where they would be kept
+refusals.py   what a reset's answer says    saying.py     what a server says in place of an answer
+presets.py    how known servers are reset
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import orjson
 
+from kvaudit.engines.server.jsons import object_in
 from kvaudit.engines.server.options import Api
 from kvaudit.records import Sampling, Wording
 
+LimitName = Literal["max_tokens", "max_completion_tokens"]
 OPTIONAL = ("return_token_ids", "stream_options", "seed")
 """Fields that a server may refuse, in the order in which they are left out until it does not.
 
@@ -25,7 +27,7 @@ class Manner:
     api: Api
     seed: int
     left_out: tuple[str, ...] = ()
-    limit: str = "max_tokens"
+    limit: LimitName = "max_tokens"
 
     def without(self, *names: str) -> Manner:
         return replace(self, left_out=names)
@@ -44,6 +46,12 @@ class Manner:
 
     def _optional(self) -> Mapping[str, Any]:
         return {"return_token_ids": True, "stream_options": {"include_usage": True}, "seed": self.seed}
+
+
+def most_tokens(body: bytes) -> int | None:
+    """The limit of a question's answer; None for a question of somebody else's."""
+    told = map(object_in(body).get, get_args(LimitName))
+    return next((limit for limit in told if type(limit) is int), None)
 
 
 def _asked(wording: Wording, api: Api) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kvaudit.engines.server.claims import MOST_TOKENS
-from kvaudit.engines.server.identity import Watch
+from kvaudit.engines.server.identity import Watch, restart
 from kvaudit.engines.server.metrics import Metrics
 from kvaudit.engines.server.sending import Reply
 
 CountedBy = Literal["usage", "timings", "metrics"]
+_MOST_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +37,31 @@ class Counter:
     def all(self, reply: Reply, before: Metrics | None) -> Counts:
         """Every way, for the opening."""
         return Counts(
-            reply.answer.counts()["cached_tokens"],
+            _whole(_told(reply.answer.usage)),
             _whole(reply.timings.get("cache_n")),
-            self._from_metrics(before, self.watch.settled()),
+            _grown(before, self.watch.settled()),
         )
 
     def cached(self, reply: Reply, before: Metrics | None) -> int | None:
         """None where the server does not say.
 
-        A usage without a count stands for 0 once a count was seen: vLLM leaves out what is 0. No usage says nothing.
+        A usage without a count stands for 0 once a count was seen: vLLM leaves out what is 0. No usage says nothing,
+        nor does a count that cannot be read. Raises EngineError where the server was restarted.
         """
         if self.way == "metrics":
             found = self.watch.settled()
             self.watch.check(found)
-            return self._from_metrics(before, found)
+            grown = _grown(before, found)
+            if grown is not None and grown < 0:
+                raise restart()
+            return grown
         self.watch.check()
         if self.way == "usage":
-            return (reply.answer.counts()["cached_tokens"] or 0) if reply.answer.usage else None
+            told = _told(reply.answer.usage)
+            if told is None:
+                return 0 if _counts_prompt(reply.answer.usage) else None
+            return _whole(told)
         return None if self.way is None else _whole(reply.timings.get("cache_n"))
-
-    def _from_metrics(self, before: Metrics | None, after: Metrics | None) -> int | None:
-        was = None if before is None else before.cached_tokens
-        now = None if after is None else after.cached_tokens
-        return None if was is None or now is None else max(0, round(now - was))
 
 
 def way_of(cold: Counts, warm: Counts) -> CountedBy | None:
@@ -68,5 +72,28 @@ def way_of(cold: Counts, warm: Counts) -> CountedBy | None:
     return next(iter([*seen, *told]), None)
 
 
+def _told(usage: Mapping[str, Any]) -> object:
+    """What a usage says of cached tokens, as it stands there; None where it says nothing."""
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    told = details.get("cached_tokens") if isinstance(details, dict) else details
+    return usage.get("prompt_cache_hit_tokens") if told is None else told
+
+
+def _counts_prompt(usage: Mapping[str, Any]) -> bool:
+    return any(_whole(usage.get(name)) is not None for name in ("prompt_tokens", "input_tokens"))
+
+
+def _grown(before: Metrics | None, after: Metrics | None) -> int | None:
+    """By how many cached tokens; below 0 after a restart, None where there is no such counter."""
+    was = None if before is None else before.cached_tokens
+    now = None if after is None else after.cached_tokens
+    return None if was is None or now is None else round(now - was)
+
+
 def _whole(value: object) -> int | None:
+    """A count of tokens, also as a text or with a fraction of 0; None for all else."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS:
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return value if type(value) is int and 0 <= value <= MOST_TOKENS else None

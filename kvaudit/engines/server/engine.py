@@ -15,30 +15,40 @@ from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies import Policy
 from kvaudit.records import CacheState, Part, Prompt, Reference, Sampling, Served, Wording
 
+_UNTOLD = "does not tell what it reuses (/metrics would: vLLM has it, SGLang with --enable-metrics)"
+
 
 @dataclass(frozen=True, slots=True)
 class FullPrefill:
     """Where answers without reuse come from: another server, a salt of their own, or an emptied cache.
 
-    `declared`: that the other server reuses nothing is the user's word, since it counts nothing.
+    Of another server: whether it counts cached tokens (`counted`), and what it says of itself that the server under
+    audit says otherwise (`differing`).
     """
 
     by: Literal["url", "salt", "reset"]
     target: Target
-    declared: bool = False
+    counted: bool = True
+    differing: tuple[str, ...] = ()
 
     def facts(self) -> Mapping[str, object]:
         """What another server says of itself; nothing where there is none."""
         if self.by != "url":
             return {}
         claims = self.target.claims
-        told = {"answers_as": claims.model, "system_fingerprint": claims.fingerprint, **self.target.facts()}
+        told = {
+            "answers_as": claims.model,
+            "system_fingerprint": claims.fingerprint,
+            **self.target.facts(),
+            "differs": list(self.differing) or None,
+        }
         return {f"reference_{name}": value for name, value in told.items()}
 
     def described(self) -> str:
         url = self.target.connection.base_url
         if self.by == "url":
-            return f"{url}, {'which is declared to reuse nothing' if self.declared else 'whose counters are read'}"
+            told = "told no cached tokens of a repeated prompt" if self.counted else _UNTOLD
+            return ", ".join([url, f"which {told}", *self.differing])
         if self.by == "salt":
             return "a cache_salt of its own for each request"
         return "the cache emptied before each request"
@@ -50,6 +60,7 @@ class ServerEngine:
     ) -> None:
         self._target, self._probe, self._resetter, self._full_prefill = target, probe, resetter, full_prefill
         self._concurrency = concurrency
+        self._left_by_probe = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -97,13 +108,14 @@ class ServerEngine:
         self._check_api(wording)
         if policy is not None:
             answered = self._target.ask(wording, sampling)
-            return _served(answered, prompt, answered.cached)
+            return _served(answered, prompt, self._reused(answered))
         return self._without_reuse(wording, sampling, prompt)
 
     def reset(self) -> CacheState:
         """Empty the cache, and look whether a prompt that was in it still is.
 
-        Where that is cheap the cache is emptied once more afterwards: the probe is not part of the history.
+        Where that is cheap the cache is emptied once more afterwards: the probe is not part of the history. Elsewhere
+        the next prompt finds what begins every prompt.
         """
         self._target.counter.watch.begin()
         self._check_identity()
@@ -111,8 +123,10 @@ class ServerEngine:
         self._resetter.run()
         self._target.counter.watch.begin()
         cached = self._probe.is_cached()
+        self._left_by_probe = self._probe.frame
         if self._resetter.is_cheap and cached is not True:
             self._resetter.run()
+            self._left_by_probe = 0
         self._check_identity()
         return CacheState(None if cached is None else int(cached), None)
 
@@ -128,9 +142,14 @@ class ServerEngine:
         elif full.by == "reset":
             still_cached = self.reset().entries or 0
         answered = full.target.ask(wording, sampling, salt)
-        reused = 0 if full.declared else answered.cached
+        reused = self._reused(answered) if full.by == "reset" else answered.cached
         served = _served(answered, prompt, None if reused is None else reused + still_cached)
         return replace(served, ttft_ms=None) if full.by == "url" else served
+
+    def _reused(self, answered: Answered) -> int | None:
+        """What was cached of the audit's history: nothing where it is no more than the probe behind a reset left."""
+        left, self._left_by_probe = self._left_by_probe, 0
+        return 0 if answered.cached is not None and answered.cached <= left else answered.cached
 
     def _check_api(self, wording: Wording) -> None:
         if wording.messages and self._target.manner.api == "completions":

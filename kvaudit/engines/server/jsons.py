@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -35,3 +35,17 @@ def object_in(text: str | bytes) -> Mapping[str, Any]:
 
 def as_object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with each text in it changed, however deep it is, in place; names of fields stay."""
+    root = [value]
+    waiting: list[Any] = [root]
+    while waiting:
+        container = waiting.pop()
+        for name, part in list(container.items() if isinstance(container, dict) else enumerate(container)):
+            if isinstance(part, str):
+                container[name] = change(part)
+            elif isinstance(part, dict | list):
+                waiting.append(part)
+    return root[0]

@@ -13,7 +13,9 @@ CACHED = (
     ("llamacpp:prompt_tokens_cached_total",),
 )
 """Tokens served from a cache; the first group of which a server tells any counts, and is summed."""
-REQUESTS = ("vllm:request_success_total", "sglang:num_requests_total")
+_NONE_CACHED = "sglang:num_requests_total"
+"""SGLang counts each request, and tells of cached tokens from the first one on."""
+REQUESTS = ("vllm:request_success_total", _NONE_CACHED)
 GROWING = (*REQUESTS, "llamacpp:prompt_tokens_total")
 """What only a restart makes smaller."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?\s*")
@@ -37,7 +39,8 @@ class Metrics:
 
     @property
     def cached_tokens(self) -> float | None:
-        return next((total for names in CACHED if (total := self.total(*names)) is not None), None)
+        told = next((total for names in CACHED if (total := self.total(*names)) is not None), None)
+        return 0.0 if told is None and _NONE_CACHED in self.values else told
 
     @property
     def requests(self) -> float | None:

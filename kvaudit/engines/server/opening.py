@@ -10,7 +10,7 @@ from kvaudit.engines.server.asking import OPTIONAL, Manner
 from kvaudit.engines.server.claims import Claims
 from kvaudit.engines.server.counters import Counter, way_of
 from kvaudit.engines.server.engine import FullPrefill, ServerEngine
-from kvaudit.engines.server.identity import Watch, check_model, read_identity
+from kvaudit.engines.server.identity import Watch, check_model, read_identity, same_address
 from kvaudit.engines.server.options import ServerOptions, key_in, read_options
 from kvaudit.engines.server.probing import ASKED, LONG, SHORT, Probe, new_prompt
 from kvaudit.engines.server.resetting import Resetter
@@ -29,6 +29,11 @@ _OTHER_API = frozenset({404, 405, 501})
 def opened(settings: EngineSettings) -> ServerEngine:
     """Raises UsageError for options that cannot be, EngineError for a server that cannot be audited."""
     options = read_options(settings.options)
+    if options.reference_url is not None and same_address(options.base_url, options.reference_url):
+        raise UsageError(
+            "--reference-url is the server under audit",
+            "give one with its cache off, or leave it out: a cache_salt or a reset then gives full prefill",
+        )
     verify = certificates(insecure=False, authority=options.authority)
     connections: list[Connection] = []
 
@@ -62,12 +67,12 @@ def opened_plainly(settings: EngineSettings, options: ServerOptions, url: str, k
 def _target(connection: Connection, settings: EngineSettings, options: ServerOptions) -> tuple[Target, Probe]:
     """A server whose cache matters, and what looks into that."""
     target, wording, cold = _asked(connection, settings, options, watched=True)
-    chat, lines, proven = bool(wording.messages), SHORT, _learn_counting(target, wording, cold)
-    if not proven:
+    chat, lines, kept = bool(wording.messages), SHORT, _learn_counting(target, wording, cold)
+    if not kept:
         wording, lines = new_prompt(LONG, chat=chat), LONG
         cold, _ = target.sent(*target.manner.question(wording, ASKED))
-        proven = _learn_counting(target, wording, cold)
-    probe = Probe(target, chat, lines, proven)
+        kept = _learn_counting(target, wording, cold)
+    probe = Probe(target, chat, lines, kept)
     if target.counter.way is None:
         probe.learn_times()
     return target, probe
@@ -131,8 +136,8 @@ def _manners(settings: EngineSettings, options: ServerOptions) -> Iterator[tuple
         yield chat, Manner(settings.model, options.api, settings.seed, OPTIONAL[:1], "max_completion_tokens")
 
 
-def _learn_counting(target: Target, wording: Wording, cold: Reply) -> bool:
-    """From a prompt that was new (`cold`) and is now sent again; whether that came from the cache."""
+def _learn_counting(target: Target, wording: Wording, cold: Reply) -> int:
+    """From a prompt that was new (`cold`) and is now sent again; how much of that came from the cache."""
     counter = target.counter
     first = counter.all(cold, counter.watch.latest)
     counter.watch.check(counter.watch.settled())
@@ -142,7 +147,7 @@ def _learn_counting(target: Target, wording: Wording, cold: Reply) -> bool:
     second = counter.all(warm, before)
     counter.way = way_of(first, second)
     counter.watch.check(counter.watch.settled())
-    return counter.way is not None and bool(second.by(counter.way))
+    return 0 if counter.way is None else second.by(counter.way) or 0
 
 
 def _full_prefill(
@@ -155,14 +160,11 @@ def _full_prefill(
     """Where full prefill comes from: what the user says, else the most trusted way that works."""
     if options.reference_url is not None:
         other, looking = _target(connected(options.reference_url, options.other_key_variable), settings, options)
-        if not looking.proven and other.counter.way is not None:
-            looking.learn_times()
-        if looking.cold_from is not None:
-            raise EngineError(
-                f"{options.reference_url} answers a known prompt sooner than a new one: it has a cache",
-                "turn its cache off, or let it count cached tokens",
-            )
-        return FullPrefill("url", other, declared=other.counter.way is None)
+        differing = _differing(target, other)
+        _check_reuses_nothing(other, looking)
+        if looking.chat == probe.chat:
+            _check_same_prompts(target, other, probe.new())
+        return FullPrefill("url", other, counted=other.counter.way is not None, differing=differing)
     if options.reference in ("auto", "salt"):
         kept_apart = _salts_keep_apart(target, probe)
         if kept_apart:
@@ -175,6 +177,51 @@ def _full_prefill(
                 "take --reference-url or --reference reset",
             )
     return FullPrefill("reset", target)
+
+
+def _differing(target: Target, other: Target) -> tuple[str, ...]:
+    """What the reference says of itself, and the server under audit says otherwise.
+
+    Raises EngineError where it serves other weights. Where they lie may differ, and how long a prompt may be.
+    """
+    url, model = other.connection.base_url, target.manner.model
+    names = [asked.identity.weights_name(model) for asked in (target, other)]
+    if None not in names and names[0] != names[1]:
+        raise EngineError(
+            f"--reference-url {url} serves other weights: {names[1]!r}, and the server under audit {names[0]!r}",
+            "start it with the same model: full prefill of another is no reference",
+        )
+    facts = [{**asked.facts(), "name in answers": asked.claims.model} for asked in (target, other)]
+    return tuple(
+        f"its {name} {theirs!r} and not {ours!r}"
+        for (name, ours), theirs in zip(facts[0].items(), facts[1].values(), strict=True)
+        if None not in (ours, theirs) and ours != theirs and not (name == "weights" and None in names)
+    )
+
+
+def _check_reuses_nothing(other: Target, looking: Probe) -> None:
+    """Raises EngineError for a reference that was seen to serve a prompt from a cache."""
+    url, off = other.connection.base_url, "turn its cache off: --no-enable-prefix-caching at vLLM, for instance"
+    if looking.proven:
+        raise EngineError(
+            f"{url} was to give full prefill, and took {looking.kept} tokens of a known prompt from a cache", off
+        )
+    if other.counter.way is not None:
+        looking.learn_times()
+    if looking.cold_from is not None:
+        raise EngineError(f"{url} answers a known prompt sooner than a new one: it has a cache", off)
+
+
+def _check_same_prompts(target: Target, other: Target, wording: Wording) -> None:
+    """Raises EngineError where the reference makes other tokens of a prompt."""
+    asked = [one.ask(wording, ASKED).reply.answer for one in (target, other)]
+    ours, theirs = (answer.counts()["prompt_tokens"] for answer in asked)
+    if None not in (ours, theirs) and ours != theirs:
+        raise EngineError(
+            f"--reference-url {other.connection.base_url} makes {theirs} tokens of a prompt, and the server under "
+            f"audit {ours}",
+            "start it with the same model and the same chat template",
+        )
 
 
 def _check_concurrency(target: Target, options: ServerOptions) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from kvaudit.engines.server.presets import PRESETS
 from kvaudit.errors import UsageError
@@ -39,7 +39,11 @@ OPTIONS: Mapping[str, str] = {
 }
 """Every option of the engine with what it is where it is not given."""
 _MOST = 100
-_SECRET = re.compile(r"auth|key|token|secret|pass|^pw|^sig|credential", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_HARMLESS = re.compile(
+    r"[A-Za-z][A-Za-z0-9+.-]{0,63}://[A-Za-z0-9._-]{0,64}(?::\d{0,6}(?!\w))?|[A-Za-z0-9._-]{1,64}:\d{1,6}(?!\w)"
+)
+"""What an address begins with, and no key does."""
 _METHODS = ("GET", "POST", "PUT", "DELETE")
 
 
@@ -101,14 +105,17 @@ def read_options(given: Mapping[str, str], *, resets: bool = True) -> ServerOpti
         retries=_count("retries", values["retries"]),
         patience=_seconds("patience", values["patience"]),
         concurrency=_count("concurrency", values["concurrency"], least=1),
-        key_variable=values["api-key-env"],
-        other_key_variable=values["other-key-env"],
+        key_variable=_variable("api-key-env", values["api-key-env"]),
+        other_key_variable=_variable("other-key-env", values["other-key-env"]),
         authority=Path(values["ca"]) if values["ca"] else None,
     )
 
 
 def _check_reset(values: Mapping[str, str]) -> None:
-    _check_body(values["reset-body"])
+    from kvaudit.engines.server.literals import in_body, in_command
+
+    _refuse_keys("reset-body", in_body(values["reset-body"]), '"$NAME" in its place, in single quotes')
+    _refuse_keys("reset-command", in_command(values["reset-command"]), "$NAME in its place, in single quotes")
     given = [f"--{name}" for name in ("reset", "reset-url", "reset-command") if values[name]]
     if not given:
         raise UsageError(
@@ -131,35 +138,46 @@ def server_url(name: str, text: str, *, query: bool = False) -> str:
 
     Raises UsageError, naming the option, for anything else.
     """
+    from kvaudit.engines.server.literals import in_address, in_plain_address
+
+    variable = KEY_VARIABLE if name == "base-url" else OTHER_KEY_VARIABLE
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         usable = False
     if not usable:
-        raise UsageError(f"--{name} {text!r} is not the address of a server", "write http://HOST:PORT/v1")
+        raise UsageError(f"--{name}{_shown(text)} is not the address of a server", "write http://HOST:PORT/v1")
     if parts.username or parts.password:
-        raise UsageError(f"--{name} holds a password", f"put the key into the environment variable {KEY_VARIABLE}")
+        raise UsageError(f"--{name} holds a password", f"put the key into the environment variable {variable}")
     if (parts.query and not query) or parts.fragment:
         raise UsageError(f"--{name} has more than a path", "take the query and the fragment away")
-    for parameter, value in parse_qsl(parts.query):
-        if _SECRET.search(parameter) and not value.startswith("$"):
-            raise UsageError(
-                f"--{name} holds a key in {parameter!r}, and the manifest would keep it",
-                f"put it into an environment variable, and write {parameter}=$NAME in quotes",
-            )
+    if query:
+        _refuse_keys(name, in_address(text), "$NAME in its place, in single quotes")
+    elif any(True for _ in in_plain_address(text)):
+        raise UsageError(
+            f"--{name} holds a key in its path, and the manifest would keep it",
+            f"put the key into the environment variable {variable}, from which it is sent as a bearer token",
+        )
     return text if query else text.rstrip("/")
 
 
-def _check_body(body: str) -> None:
-    from kvaudit.engines.server.jsons import object_in
+def _shown(text: str) -> str:
+    """A text that is no address, as far as it looks like one: a key that was given in its place is not repeated."""
+    from kvaudit.proxy.credentials import looks_drawn
 
-    for name, value in object_in(body).items():
-        if _SECRET.search(name) and isinstance(value, str) and not value.startswith("$"):
-            raise UsageError(
-                f"--reset-body holds a key in {name!r}, and the manifest would keep it",
-                f'put it into an environment variable, and write "{name}": "$NAME"',
-            )
+    found = _HARMLESS.match(text)
+    if found is None or "@" in text or looks_drawn(text):
+        return ""
+    return f" {found[0]!r}" + (" ..." if found[0] != text else "")
+
+
+def _refuse_keys(option: str, names: Iterable[str], write: str) -> None:
+    for name in names:
+        raise UsageError(
+            f"--{option} holds a key" + (f" in {name!r}" if name else "") + ", and the manifest would keep it",
+            f"put it into an environment variable, and write {write}",
+        )
 
 
 def key_in(variable: str) -> str | None:
@@ -170,6 +188,17 @@ def key_in(variable: str) -> str | None:
             f"{variable} holds what no key can: spaces, or letters beyond ASCII", "put the key alone there"
         )
     return key or None
+
+
+def _variable(name: str, text: str) -> str:
+    from kvaudit.proxy.credentials import looks_drawn
+
+    if not _NAME.fullmatch(text) or looks_drawn(text):
+        raise UsageError(
+            f"--{name} is not the name of an environment variable",
+            f"put the key into one, and give its name: --{name} {OPTIONS[name]}",
+        )
+    return text
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:

@@ -26,11 +26,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """`hint`: what the server needs so that it offers the calls. `takes_url`: a call goes to a server of its own."""
+    """`hint`: what the server needs so that it offers the calls. `takes_url`: a call goes to a server of its own.
+    `busy`: statuses with which this server says that it is in use, where others say that a request is wrong.
+    """
 
     calls: tuple[Call, ...]
     hint: str
     elsewhere_port: int | None = None
+    busy: frozenset[int] = frozenset()
 
     @property
     def takes_url(self) -> bool:
@@ -39,11 +42,12 @@ class Preset:
 
 _VLLM_HINT = "vLLM offers it when it is started with VLLM_SERVER_DEV_MODE=1 in its environment"
 _SGLANG_HINT = "SGLang offers POST /flush_cache; where it has an admin key, give that as the API key"
+_SGLANG_BUSY = frozenset({400})
 
 PRESETS: Mapping[str, Preset] = {
     "vllm": Preset((Call("POST", "/reset_prefix_cache"),), _VLLM_HINT),
     "vllm+connector": Preset((Call("POST", "/reset_prefix_cache?reset_external=true"),), _VLLM_HINT),
-    "sglang": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT),
+    "sglang": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT, busy=_SGLANG_BUSY),
     "llamacpp": Preset(
         (Call("POST", "/slots/{slot}?action=erase"),),
         "llama.cpp offers it with --slots and --slot-save-path; --cache-ram 0 keeps it from a second cache that no "
@@ -55,5 +59,5 @@ PRESETS: Mapping[str, Preset] = {
         f"another); {_VLLM_HINT}",
         elsewhere_port=7000,
     ),
-    "akv": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT),
+    "akv": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT, busy=_SGLANG_BUSY),
 }

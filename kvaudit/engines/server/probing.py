@@ -16,6 +16,8 @@ LONG: Lines = 80
 """Some 1,200 tokens, for servers that keep nothing of a short prompt, and for times that tell."""
 _CLEAR, _CLEAR_MS = 0.7, 5.0
 """Where every warm TTFT is below this share of every cold one, and by so much, TTFT tells them apart."""
+_FRAME_SHARE = 1 / 3
+"""Of a repeated prompt's cached tokens; what new prompts share beyond that is more than their frame."""
 _TRIES = 5
 _WITNESSES = 3
 """Prompts of which none may come fast where times tell: one that is slow may have been held up by something else."""
@@ -32,22 +34,30 @@ def new_prompt(lines: Lines, *, chat: bool) -> Wording:
 
 @dataclass(slots=True)
 class Probe:
-    """`proven`: a prompt of this kind was seen to come from the cache, so that one that does not says something.
+    """`kept`: how many tokens of a repeated prompt of this kind came from the cache.
 
+    `frame`: how many of a new one, behind others of this kind: what begins a text, and the head of a chat's template.
     `cold_from`: a TTFT in milliseconds from which on a prompt was computed; None where times do not tell.
     """
 
     target: Target
     chat: bool
     lines: Lines
-    proven: bool
+    kept: int
     wording: Wording = field(init=False)
+    frame: int = 0
     cold_from: float | None = None
+    _is_new: bool = True
     _witnesses: list[Wording] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.wording = self.new()
         self._witnesses = [self.wording]
+
+    @property
+    def proven(self) -> bool:
+        """Whether a prompt of this kind was seen to come from the cache, so that one that does not says something."""
+        return self.kept > 0
 
     def new(self) -> Wording:
         """A further prompt of this kind."""
@@ -61,12 +71,21 @@ class Probe:
         return self.target.counter.way if self.proven else "nothing: a prompt of kvaudit's own was not cached"
 
     def warm(self) -> None:
-        """Make sure that a cache which keeps anything keeps the probe."""
+        """Make sure that a cache which keeps anything keeps the probe.
+
+        The first time it is new, and comes behind others of its kind: what is cached of it is its frame.
+        """
         for wording in self._witnesses:
-            self.target.ask(wording, ASKED)
+            cached = self.target.ask(wording, ASKED).cached or 0
+            if self._is_new and cached <= _FRAME_SHARE * self.kept:
+                self.frame = cached
+            self._is_new = False
 
     def is_cached(self) -> bool | None:
-        """Whether the probe came from the cache; None where nobody can tell. It is in the cache afterwards."""
+        """Whether more than its frame came from the cache; None where nobody can tell. It is in the cache afterwards.
+
+        The frame alone says nothing: servers that warm up when they start have computed it too.
+        """
         told = [self._cached(self.target.ask(wording, ASKED)) for wording in self._witnesses]
         return None if None in told else any(told)
 
@@ -83,7 +102,7 @@ class Probe:
 
     def _cached(self, answered: Answered) -> bool | None:
         if answered.cached is not None:
-            return answered.cached > 0 if self.proven or answered.cached else None
+            return True if answered.cached > self.frame else False if self.proven else None
         return None if self.cold_from is None else _ttft(answered) < self.cold_from
 
 

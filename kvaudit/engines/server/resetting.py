@@ -5,6 +5,7 @@ Variables of the environment (`$NAME`) are put in where a call is made, so that 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,17 +17,18 @@ from tempfile import TemporaryFile
 from urllib.parse import urlsplit, urlunsplit
 
 from kvaudit.engines.server.jsons import value_in
+from kvaudit.engines.server.keys import sought, without
 from kvaudit.engines.server.options import ServerOptions
-from kvaudit.engines.server.presets import PRESETS, Call
-from kvaudit.engines.server.sending import AttemptError, Connection, without
+from kvaudit.engines.server.presets import PRESETS, Call, Preset
+from kvaudit.engines.server.refusals import refused, waiting
+from kvaudit.engines.server.sending import AttemptError, Connection
 from kvaudit.errors import EngineError
+from kvaudit.proxy.credentials import is_credential_name
 
 _PAUSE = 0.25
-_VARIABLE = re.compile(r"\$\{?(\w+)")
-_LEAST_SECRET = 4
-"""Characters; shorter values are in too many words."""
-_NOT_OFFERED = frozenset({401, 403, 404, 405, 501})
-_FAILED = frozenset({"error", "failed", "failure", "busy"})
+_BRIEFLY = 5.0
+"""Seconds for a server that does not say why it failed: as long as one may stumble."""
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class Resetter:
         if "{slot}" not in url:
             yield url
             return
-        listed = self._answered("GET", self.connection.root("/slots"))
+        listed = self._answered("GET", self.connection.root("/slots"), self.options.patience)
         slots = value_in(listed[1])
         if listed[0] != 200 or not isinstance(slots, list) or not slots:
             raise EngineError(f"the server lists no slots: status {listed[0]}", self._hint())
@@ -87,41 +89,44 @@ class Resetter:
             yield url.replace("{slot}", str(slot.get("id") if isinstance(slot, dict) else slot))
 
     def _until_done(self, method: str, url: str) -> None:
-        until = time.monotonic() + self.options.patience
+        began = time.monotonic()
         while True:
-            status, text = self._answered(method, url)
+            left = max(_PAUSE, began + self.options.patience - time.monotonic())
+            status, text = self._answered(method, url, left)
             refusal = refused(status, text)
             if refusal is None:
                 return
-            told = self._told(refusal)
-            if status in _NOT_OFFERED or 300 <= status < 400:
-                raise EngineError(f"the cache cannot be emptied: {method} {url} answers {told}", self._hint())
-            if time.monotonic() >= until:
+            told, hope = self._told(refusal), waiting(status, text, self._preset.busy if self._preset else ())
+            if hope == "helps" and time.monotonic() >= began + self.options.patience:
                 raise EngineError(
                     f"the cache was not emptied within {self.options.patience:g} s: {method} {url} answers {told}",
                     "a server resets only while nobody uses it; --patience waits longer",
                 )
+            brief = min(_BRIEFLY, self.options.patience)
+            if hope == "is vain" or (hope == "may help" and time.monotonic() >= began + brief):
+                raise EngineError(f"the cache cannot be emptied: {method} {url} answers {told}", self._hint())
             self.pause(_PAUSE)
 
-    def _answered(self, method: str, url: str) -> tuple[int, str]:
+    def _answered(self, method: str, url: str, seconds: float) -> tuple[int, str]:
         try:
-            return self.connection.call(
-                method, expandvars(url), expandvars(self.options.reset_body), self.options.patience
-            )
+            return self.connection.call(method, expandvars(url), _expanded(self.options.reset_body), seconds)
         except AttemptError as error:
-            raise EngineError(
-                f"the cache cannot be emptied: {method} {url}: {self._told(error.told)}", self._hint()
-            ) from error
+            hint = "--patience waits longer" if error.kind == "slow" else self._hint()
+            raise EngineError(f"the cache cannot be emptied: {method} {url}: {self._told(error.told)}", hint) from error
+
+    @property
+    def _preset(self) -> Preset | None:
+        return PRESETS[self.options.reset] if self.options.reset else None
 
     def _hint(self) -> str | None:
-        return PRESETS[self.options.reset].hint if self.options.reset else None
+        return self._preset.hint if self._preset else None
 
     def _told(self, text: str) -> str:
-        """What was said, without the variables that the user names."""
+        """What was said, without the variables that the user names, and those that are named like keys."""
         given = (self.options.reset_url, self.options.reset_body, self.options.reset_command)
-        named = {name for part in given for name in _VARIABLE.findall(part or "")}
-        values = (os.environ.get(name, "") for name in named)
-        return self.connection.cleaned(without(text, [value for value in values if len(value) >= _LEAST_SECRET]))
+        named = {braced or plain for part in given for braced, plain in _VARIABLE.findall(part or "")}
+        values = (value for name, value in os.environ.items() if name in named or is_credential_name(name))
+        return self.connection.cleaned(without(text, sought(values, in_errors=True)))
 
     def _command(self, command: str) -> None:
         """A shell's command, so that it can name keys as variables; then until the server takes requests.
@@ -149,7 +154,8 @@ class Resetter:
         until = time.monotonic() + self.options.patience
         while True:
             try:
-                status, _ = self.connection.call("GET", f"{self.connection.base_url}/models")
+                left = max(_PAUSE, until - time.monotonic())
+                status, _ = self.connection.call("GET", f"{self.connection.base_url}/models", seconds=left)
                 said = f"status {status}"
                 if status < 500 and status != 429:
                     return
@@ -163,18 +169,13 @@ class Resetter:
             self.pause(_PAUSE)
 
 
-def refused(status: int, text: str) -> str | None:
-    """Why a reset did not happen, whatever the status says; None where it did."""
-    said = f"status {status}: {text}" if text.strip() else f"status {status}"
-    body = value_in(text)
-    if status >= 300:
-        return said
-    if not isinstance(body, dict):
-        return None
-    failed = (
-        any(body.get(name) in (False, "false") for name in ("success", "ok"))
-        or bool(body.get("error"))
-        or body.get("busy") is True
-    )
-    status_told = body.get("status")
-    return said if failed or (isinstance(status_told, str) and status_told.lower() in _FAILED) else None
+def _expanded(body: str) -> str:
+    """With variables put in as the texts of JSON that they stand in, where it is JSON."""
+    if value_in(body) is None:
+        return expandvars(body)
+
+    def written(match: re.Match[str]) -> str:
+        value = os.environ.get(match[1] or match[2])
+        return match[0] if value is None else json.dumps(value)[1:-1]
+
+    return _VARIABLE.sub(written, body)

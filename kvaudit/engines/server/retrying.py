@@ -27,16 +27,17 @@ class Retries:
             try:
                 return attempt(), number
             except AttemptError as error:
+                server = f"the server at {error.url}" if error.url else "the server"
                 if error.kind == "gone":
                     raise EngineError(
-                        f"the server went away in the middle of an arm ({error.told}): the arm is void",
+                        f"{server} went away in the middle of an arm ({error.told}): the arm is void",
                         "start the server again; the same command starts the arm anew",
                     ) from error
                 if error.kind not in _AGAIN:
-                    raise EngineError(f"the server refused a request: {error.told}", _hint(error)) from error
+                    raise EngineError(f"{server} refused a request: {error.told}", _hint(error)) from error
                 if number > self.limit:
                     raise EngineError(
-                        f"the server did not answer, {number} times in a row; the last time: {error.told}",
+                        f"{server} did not answer, {number} times in a row; the last time: {error.told}",
                         "see the server's log; --retries and --timeout set the limits",
                     ) from error
                 self.pause(_wait(error, number))
@@ -54,6 +55,8 @@ def _hint(error: AttemptError) -> str | None:
             "put the server's key into the environment variable that --api-key-env names (KVAUDIT_API_KEY), that of "
             "another server into the one that --other-key-env names (KVAUDIT_OTHER_API_KEY)"
         )
+    if error.status is not None and 300 <= error.status < 400:
+        return "give the address that answers by itself, and the key that it asks for"
     if error.status in (404, 405):
         return (
             "look whether --base-url ends where the server's /chat/completions begins, most often in /v1; a server "

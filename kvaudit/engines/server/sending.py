@@ -3,71 +3,90 @@
 from __future__ import annotations
 
 import ssl
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Literal
 
 import httpx
 import orjson
 
-from kvaudit.engines.server.jsons import as_object, object_in, parsed
-from kvaudit.proxy.answers import Answer, ChatAnswer, CompletionAnswer, error_in
+from kvaudit.engines.server.asking import most_tokens
+from kvaudit.engines.server.endings import Endings
+from kvaudit.engines.server.flows import Clock, Flow
+from kvaudit.engines.server.jsons import as_object, parsed, value_in, with_texts
+from kvaudit.engines.server.keys import sought, without
+from kvaudit.engines.server.saying import page_in, told_in, with_scheme
+from kvaudit.errors import EngineError
+from kvaudit.proxy.answers import Answer, ChatAnswer, CompletionAnswer
 from kvaudit.proxy.streams import ServerSentEvents
 
 Failing = Literal["gone", "lost", "slow", "busy", "broken", "refused"]
 """`gone`: nobody takes connections. `lost`: the connection broke before the answer was whole. `slow`: nothing came in
-time. `busy`: 429 or 503. `broken`: another 5xx, or an error in place of an answer. `refused`: another 4xx."""
+time. `busy`: 429 or 503. `broken`: another 5xx, or an error in place of an answer. `refused`: another status."""
 
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 2.0
 """Shorter than servers keep idle connections (5 s at uvicorn and llama.cpp)."""
-_QUESTION_STARTS = "http11.send_request_headers.started"
 _SHOWN = 500
 """Characters of what a server says that stand in an error."""
 _EVENT_STREAM = "text/event-stream"
 _END = b"[DONE]"
-SECRET = "[secret removed]"
 _GIVEN_UP = frozenset({"abort", "error"})
 """Finish reasons of vLLM and SGLang for an answer that is not whole."""
 
 
 class AttemptError(Exception):
-    """One attempt failed. `status` is the answer's, None where there was none; `wait`: seconds that it asks for."""
+    """One attempt failed. `status` is the answer's, None where there was none; `wait`: seconds that it asks for; `url`:
+    the server's that was asked a question.
+    """
 
     def __init__(self, kind: Failing, told: str, status: int | None = None, wait: float | None = None) -> None:
         super().__init__(told)
         self.kind, self.told, self.status, self.wait = kind, told, status, wait
+        self.url: str | None = None
 
 
 @dataclass(slots=True)
 class Reply:
-    """What a server answered. Times in milliseconds from when the request was sent; `ttft_ms` to the first content."""
+    """What a server answered. Times in milliseconds from when the request was sent; `ttft_ms` to the first content.
+
+    `ended`: the stream has told its end, or the body was whole. `is_counted`: usage came behind all content.
+    """
 
     answer: Answer
     token_ids: list[int] = field(default_factory=list)
     timings: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str | None = None
     ended: bool = False
+    is_counted: bool = False
+    pieces: int = 0
     ttft_ms: float | None = None
     total_ms: float = 0.0
 
     def take(self, event: Mapping[str, Any], *, whole: bool = False) -> bool:
-        """One event of a stream, or a whole body; whether it brought content."""
+        """One event of a stream, or a whole body; whether it brought something of the answer."""
         if isinstance(event.get("timings"), dict):
             self.timings = event["timings"]
         if isinstance(event.get("system_fingerprint"), str):
             self.fingerprint = event["system_fingerprint"]
-        choices = event.get("choices")
+        known, choices = len(self.token_ids), event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             ids = choice.get("token_ids") if isinstance(choice, dict) else None
             if isinstance(ids, list) and all(type(token) is int for token in ids):
                 self.token_ids += ids
         if whole:
             self.answer.set_whole(event)
+            self.ended = self.is_counted = True
             return True
-        return self.answer.add_event(event)
+        told = self.answer.add_event(event) or len(self.token_ids) > known
+        self.pieces += told
+        self.is_counted = bool(event.get("usage")) or (self.is_counted and not told)
+        return told
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has at least."""
+        return max(self.answer.counts()["completion_tokens"] or 0, len(self.token_ids), self.pieces)
 
 
 class Connection:
@@ -82,6 +101,9 @@ class Connection:
         self.base_url = base_url
         self._root = base_url.removesuffix("/v1")
         self._key, self._verify, self._timeout = key, verify, timeout
+        self._endings = Endings(base_url)
+        keys = [key] if key else []
+        self._in_answers, self._in_errors = sought(keys), sought(keys, in_errors=True)
         self._open()
 
     def _open(self) -> None:
@@ -107,11 +129,12 @@ class Connection:
         return f"{self._root}{path}"
 
     def without_key(self, text: str) -> str:
-        return without(text, [self._key] if self._key else [])
+        return without(text, self._in_answers)
 
     def cleaned(self, text: str) -> str:
-        """What a server said, without the key and not too long."""
-        return " ".join(self.without_key(text).split())[:_SHOWN]
+        """What a server said, for an error: without the key, and not too long."""
+        page = page_in(text)
+        return " ".join(without(page or text, self._in_errors).split())[:_SHOWN]
 
     def call(self, method: str, url: str, body: str = "", seconds: float | None = None) -> tuple[int, str]:
         """Status and body of a call that is no question; `seconds`: as `timeout`, for this one.
@@ -120,15 +143,22 @@ class Connection:
         """
         headers = self._headers(url) | ({"content-type": "application/json"} if body else {})
         client = self._looking if method == "GET" else self._acting
-        with self._failures():
-            response = client.request(
-                method,
-                url,
-                content=body.encode() or None,
-                headers=headers,
-                timeout=httpx.Timeout(seconds or self._timeout, connect=_CONNECT_SECONDS),
-            )
-            return response.status_code, self.without_key(response.text)
+        seconds = self._timeout if seconds is None else seconds
+        asked = client.stream(
+            method,
+            url,
+            content=body.encode() or None,
+            headers=headers,
+            timeout=httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS)),
+        )
+        with self._failures(url), asked as response:
+            text = _read(response, Flow(None, seconds)).decode(response.encoding or "utf-8", errors="replace")
+            if response.is_redirect:
+                text = told_in(response.status_code, response.headers, b"")
+            value = value_in(text) if self._in_answers else None
+            if isinstance(value, dict | list):
+                text = orjson.dumps(with_texts(value, self.without_key)).decode()
+            return response.status_code, text
 
     def found(self, path: str) -> str | None:
         """The body of a page of the server's; None where it has no such page. Raises AttemptError as `call`."""
@@ -136,55 +166,90 @@ class Connection:
         return text if status == 200 else None
 
     def ask(self, path: str, body: bytes) -> Reply:
-        """Raises AttemptError for anything but an answer that is whole."""
-        answer: Answer = ChatAnswer() if path.startswith("/chat") else CompletionAnswer()
-        reply, url = Reply(answer), f"{self.base_url}{path}"
+        """Raises AttemptError for anything but an answer that is whole, EngineError for a server whose answers cannot
+        be told to be whole, or never end.
+        """
+        reply = Reply(ChatAnswer() if path.startswith("/chat") else CompletionAnswer())
+        try:
+            limit = most_tokens(body)
+            self._take_answer(f"{self.base_url}{path}", body, reply, Flow(limit, self._timeout))
+            self._check_whole(reply, body, limit)
+        except AttemptError as error:
+            error.url = self.base_url
+            raise
+        return reply
+
+    def _take_answer(self, url: str, body: bytes, reply: Reply, flow: Flow) -> None:
         headers = self._headers(url) | {"content-type": "application/json"}
-        clock = _Clock()
+        clock = Clock()
         asked = self._acting.stream("POST", url, content=body, headers=headers, extensions={"trace": clock})
-        with self._failures(), asked as response:
+        with self._failures(url), asked as response:
+            flow.begin()
             if response.status_code != 200:
-                response.read()
-                raise self._rejected(response)
+                raise self._rejected(response, _read(response, flow))
             if response.headers.get("content-type", "").startswith(_EVENT_STREAM):
-                for event in self._events(response, reply):
-                    if reply.take(event) and reply.ttft_ms is None:
-                        reply.ttft_ms = clock.milliseconds()
+                self._take_events(response, reply, flow, clock)
             else:
-                reply.take(self._parsed(response.read()), whole=True)
-                reply.ended = True
-        reply.total_ms = clock.milliseconds()
+                reply.take(self._whole(_read(response, flow)), whole=True)
+            reply.total_ms = reply.total_ms or clock.milliseconds()
+
+    def _take_events(self, response: httpx.Response, reply: Reply, flow: Flow, clock: Clock) -> None:
+        """What comes behind the end, or that nothing comes there, does not matter."""
+        splitter = ServerSentEvents()
+        try:
+            for chunk in response.iter_bytes():
+                if reply.ended:
+                    return
+                for data in splitter.feed(chunk):
+                    self._take_event(data, reply, flow, clock)
+                flow.take(chunk)
+                if flow.is_silent and reply.answer.finished:
+                    break
+                self._check_flow(flow)
+        except httpx.HTTPError:
+            if not reply.ended:
+                raise
+        for data in splitter.finish():
+            self._take_event(data, reply, flow, clock)
+
+    def _take_event(self, data: bytes, reply: Reply, flow: Flow, clock: Clock) -> None:
+        if data.strip() == _END:
+            reply.ended = True
+            reply.total_ms = clock.milliseconds()
+        elif reply.take(self._parsed(data)):
+            flow.told()
+            reply.ttft_ms = clock.milliseconds() if reply.ttft_ms is None else reply.ttft_ms
+
+    def _check_flow(self, flow: Flow) -> None:
+        if flow.is_endless:
+            raise EngineError(
+                f"the server at {self.base_url} does not end an answer that may have {flow.limit} tokens",
+                "look whether it heeds max_tokens",
+            )
+        if flow.is_silent:
+            raise AttemptError("slow", "nothing came within the time limit")
+
+    def _check_whole(self, reply: Reply, body: bytes, limit: int | None) -> None:
+        answer = reply.answer
         if answer.error:
             raise AttemptError("broken", self.cleaned(answer.error), 200)
         if not (reply.ended or answer.finished):
             raise AttemptError("lost", "the answer broke off before its end")
         if any(choice.finish_reason in _GIVEN_UP for choice in answer.choices.values()):
             raise AttemptError("broken", "the server gave the answer up", 200)
-        return reply
-
-    def _events(self, response: httpx.Response, reply: Reply) -> Iterator[Mapping[str, Any]]:
-        splitter = ServerSentEvents()
-        pieces = (splitter.feed(chunk) for chunk in response.iter_bytes())
-        for data in chain(chain.from_iterable(self._told_in_time(pieces)), splitter.finish()):
-            if data.strip() == _END:
-                reply.ended = True
-            else:
-                yield self._parsed(data)
-
-    def _told_in_time(self, pieces: Iterable[Iterator[bytes]]) -> Iterator[list[bytes]]:
-        """Comments that keep a connection open are nothing that is told."""
-        latest = time.perf_counter()
-        for events in map(list, pieces):
-            now = time.perf_counter()
-            latest = now if events else latest
-            if now - latest > self._timeout:
-                raise AttemptError("slow", "nothing came within the time limit")
-            yield events
+        if doubt := self._endings.doubt(reply, body, limit):
+            raise AttemptError("lost", doubt)
 
     def _parsed(self, data: bytes) -> Mapping[str, Any]:
         """Raises orjson.JSONDecodeError."""
-        key = (self._key or "").encode()
-        return as_object(parsed(data.replace(key, SECRET.encode()) if key else data))
+        value = parsed(data)
+        return as_object(with_texts(value, self.without_key) if self._in_answers else value)
+
+    def _whole(self, body: bytes) -> Mapping[str, Any]:
+        """Raises as `_parsed`, AttemptError for a web page."""
+        if page := page_in(body.decode(errors="replace")):
+            raise AttemptError("broken", f"{self.cleaned(page)} came in place of an answer", 200)
+        return self._parsed(body)
 
     def _headers(self, url: str) -> dict[str, str]:
         own = httpx.URL(self.base_url)
@@ -192,37 +257,22 @@ class Connection:
         same = (own.scheme, own.host, own.port) == (to.scheme, to.host, to.port)
         return {"authorization": f"Bearer {self._key}"} if self._key and same else {}
 
-    def _failures(self) -> _Failures:
-        return _Failures(self)
+    def _failures(self, url: str) -> _Failures:
+        return _Failures(self, url)
 
-    def _rejected(self, response: httpx.Response) -> AttemptError:
+    def _rejected(self, response: httpx.Response, content: bytes) -> AttemptError:
         status = response.status_code
-        body = object_in(response.content)
-        told = error_in(body) or str(body.get("detail") or "") or response.text
+        told = told_in(status, response.headers, content)
         said = f"status {status}" + (f": {self.cleaned(told)}" if told.strip() else "")
         kind: Failing = "busy" if status in (429, 503) else "broken" if status >= 500 else "refused"
         return AttemptError(kind, said, status, _seconds(response.headers.get("retry-after", "")))
 
 
-class _Clock:
-    """Runs from when the request is sent: how long the connection took is no time of the server's."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __call__(self, event: str, _: Mapping[str, Any]) -> None:
-        if event == _QUESTION_STARTS:
-            self._started = time.perf_counter()
-
-    def milliseconds(self) -> float:
-        return 1000 * (time.perf_counter() - self._started)
-
-
 class _Failures:
     """Turns what httpx raises into AttemptError."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, url: str) -> None:
+        self._connection, self._url = connection, url
 
     def __enter__(self) -> None:
         pass
@@ -230,7 +280,7 @@ class _Failures:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | orjson.JSONDecodeError):
             return
-        said = self._connection.cleaned(str(error)) or type(error).__name__
+        said = self._connection.cleaned(with_scheme(self._url, str(error))) or type(error).__name__
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             raise AttemptError("gone", f"no connection: {said}") from error
         if isinstance(error, httpx.TimeoutException):
@@ -240,10 +290,17 @@ class _Failures:
         raise AttemptError("lost", f"the connection broke: {said}") from error
 
 
-def without(text: str, secrets: Iterable[str]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, SECRET)
-    return text
+def _read(response: httpx.Response, flow: Flow) -> bytes:
+    """A body that is taken whole. Raises AttemptError for one that is not there in time, or has no end."""
+    chunks = []
+    for chunk in response.iter_bytes():
+        chunks.append(chunk)
+        flow.take(chunk)
+        if flow.is_endless:
+            raise AttemptError("broken", "the answer is too long to be one", response.status_code)
+        if flow.is_silent:
+            raise AttemptError("slow", "the answer was not whole within the time limit")
+    return b"".join(chunks)
 
 
 def _seconds(text: str) -> float | None:
