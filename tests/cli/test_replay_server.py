@@ -51,7 +51,7 @@ def test_the_verdict_says_what_it_rests_on(audit):
         code, out, err = audit(server)
     finding, rests_on, verdict, report = out.splitlines()
     asked = (
-        "at the resets kvaudit asks short questions of its own: 20 (or 36, where full prefill comes from resets too)\n"
+        "at the resets kvaudit asks short questions of its own: 24 (or 40, where full prefill comes from resets too)\n"
     )
     assert (code, told_else(err)) == (0, asked)
     assert finding.startswith("as-served: history-sensitive. 4 of 4 requests changed with the order")
@@ -65,10 +65,10 @@ def test_the_verdict_says_what_it_rests_on(audit):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "20 (or 36, where full prefill comes from resets too)"),
-        ({"reference": "salt"}, "20"),
-        ({"reference": "auto", "reference-url": "http://h/v1"}, "20"),
-        ({"reference": "reset"}, "36"),
+        ({}, "24 (or 40, where full prefill comes from resets too)"),
+        ({"reference": "salt"}, "24"),
+        ({"reference": "auto", "reference-url": "http://h/v1"}, "24"),
+        ({"reference": "reset"}, "40"),
     ],
 )
 def test_what_the_resets_ask_is_told_beforehand(options, told):

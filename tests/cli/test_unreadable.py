@@ -33,7 +33,7 @@ def parquet() -> bytes:
     ("content", "what", "remedy"),
     [
         (tarred(), "a tar archive", "unpack it first"),
-        (gzip.compress(tarred()), "a tar archive", "unpack it first"),
+        (gzip.compress(tarred(), mtime=0), "a tar archive", "unpack it first"),
         ("{}".encode("utf-16-le"), "text in UTF-16", "convert it to UTF-8 first (iconv -f UTF-16LE -t UTF-8)"),
         (b"SQLite format 3\x00", "a SQLite database", "take the text out of it first"),
         (parquet(), "a Parquet file", "import it with kvaudit record import --redact, and share the trace"),

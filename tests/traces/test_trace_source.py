@@ -43,9 +43,9 @@ def file(tmp_path: Path) -> Path:
     "content",
     [
         LINES,
-        gzip.compress(LINES),
+        gzip.compress(LINES, mtime=0),
         zstd(LINES),
-        gzip.compress(LINES[:9]) + gzip.compress(LINES[9:]),
+        gzip.compress(LINES[:9], mtime=0) + gzip.compress(LINES[9:], mtime=0),
         zstd(LINES[:9]) + zstd(LINES[9:]),
         b"\xef\xbb\xbf" + LINES,
         LINES.replace(b"\n", b"\r\n"),

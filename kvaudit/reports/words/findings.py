@@ -44,7 +44,7 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
         ),
         "reference-unverified": lambda r: (
             f"Nobody can tell whether {counted(r.count, 'full-prefill answer')} reused cached tokens: the server does "
-            f"not count them ({_COUNTING})."
+            "not count them (vLLM does in /metrics, SGLang there with --enable-metrics, llama.cpp in its timings)."
         ),
         "noise-floor": lambda r: (
             f"Full prefill disagreed with itself on {_of(r)} requests; the limit is {percent(r.limit)}."
