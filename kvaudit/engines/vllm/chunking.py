@@ -50,6 +50,7 @@ class Chunking:
             announce(
                 f"LMCache {_WHAT[what]}: request {request_id!r} has {len(segments)} segments and LMCache makes "
                 f"{len(chunks)} chunks of them, split at the token ids {list(self.separator)} only"
+                + ("; kvaudit record rolling --separator puts one between segments" if joined else "")
             )
 
 

@@ -15,6 +15,7 @@ from kvaudit.engines.vllm.chunking import Chunking
 from kvaudit.engines.vllm.launch import Running
 from kvaudit.engines.vllm.starting import Place
 from kvaudit.engines.vllm.worker.job import Blended, Job, Mode, Record
+from kvaudit.engines.vllm.worker.session import NOT_STORED
 from kvaudit.engines.vllm.worker.signals import OFFERED
 from kvaudit.errors import EngineError, PolicyError
 from kvaudit.models.fetch import announce
@@ -168,7 +169,11 @@ def _checked(record: Record, policy: Policy | None) -> Record:
     if record.failure is not None:
         raise PolicyError(record.failure.message, record.failure.hint)
     if record.errors:
-        raise EngineError(f"LMCache did not serve as it should: {'; '.join(record.errors)}")
+        full = any(NOT_STORED in error for error in record.errors)
+        raise EngineError(
+            f"LMCache did not serve as it should: {'; '.join(record.errors)}",
+            "give it more room with --cache-capacity" if full else "the engine's log in the run folder says more",
+        )
     if isinstance(policy, Watched) and record.decided is not None:
         policy.decided += record.decided
     return record

@@ -238,6 +238,7 @@ def test_chunks_that_are_not_the_traces_segments_are_told_once(ranges, told, cap
     looked_at.compare("r", PROMPT, record(*ranges))
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+    assert ("--separator" in line) == ("several" in told)
 
 
 def test_chunks_that_are_the_traces_segments_are_not_worth_a_word(capsys):
@@ -269,6 +270,16 @@ def test_a_full_prefill_out_of_vllms_own_cache_is_an_error(policy, monkeypatch):
         return
     with pytest.raises(EngineError, match="vLLM took 48 tokens of a full prefill from a cache"):
         engine.serve("r", "request", PROMPT, Sampling(0), policy)
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [("LMCache: Local cpu memory under pressure so", "--cache-capacity"), ("LMCache: a thread died", "log in the run")],
+)
+def test_a_prompt_that_lmcache_did_not_store_or_serve_whole_is_an_error_with_what_to_do(error, hint):
+    with pytest.raises(EngineError, match=error) as caught:
+        lmcache._checked(replace(RECORD, errors=(error,)), None)
+    assert hint in caught.value.hint
 
 
 RECORD = Record("r", "request", "own")
