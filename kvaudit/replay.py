@@ -30,6 +30,7 @@ from kvaudit.rows import (
     write_rows,
 )
 from kvaudit.store import RunFolder
+from kvaudit.store.holding import differences
 from kvaudit.store.layout import ENGINE_LOGS
 from kvaudit.store.references import References
 from kvaudit.store.writing import PartFiles
@@ -101,9 +102,9 @@ def _opened(open_engine: Callable[[], Engine], plan: Plan, stack: ExitStack) -> 
 
 def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Refuse an engine that is another than it was when it was opened first."""
-    changed = [name for name in before if now.get(name) != before[name]]
+    changed = [f"{name} was {was}, is {became}" for name, was, became in differences(before, now)]
     if changed:
-        told = ", ".join(f"{name} was {before[name]}, is {now.get(name)}" for name in changed)
+        told = ", ".join(changed)
         raise EngineError(f"the engine is not what it was when the replay began: {told}", "make it as it was")
 
 

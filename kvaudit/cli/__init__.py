@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from kvaudit import __version__
 from kvaudit.cli import compare, doctor, engines, inspect, policies, record, replay, report, schema
 from kvaudit.errors import EngineError, KvauditError, UsageError
+from kvaudit.reports.escape import visible
 
 _WRONG_USAGE = 2
 _FAILED = 3
@@ -169,7 +170,7 @@ def _say(message: str, hint: str | None = None) -> None:
 
 
 def _on_a_line(text: str) -> str:
-    return " ".join(text.split())
+    return visible(" ".join(text.split()))
 
 
 def _discard_output() -> None:

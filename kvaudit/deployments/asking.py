@@ -1,8 +1,11 @@
-"""Every request of a trace to two deployments, twice to each, in turns and one at a time."""
+"""Every request of a trace to two deployments, twice to each and what changed again, in turns and one at a time.
+
+Preludes are left out: they fill a cache, and no cache is looked at here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from kvaudit.deployments.comparing import Compared, Told
 from kvaudit.engines.server.sending import AttemptError
@@ -19,31 +22,31 @@ def compared(
 ) -> tuple[Compared, ...]:
     """Ask both everything, in the trace's order, one at a time and in turns; `told` is called after each answer.
 
-    Raises EngineError where a deployment goes away, does not answer or is another one afterwards.
+    What changed is then asked as often again: an answer that varies comes out alike twice at each of two deployments,
+    and differs between them, one time in eight. Raises EngineError where a deployment goes away, does not answer or is
+    another one afterwards.
     """
     wordings = Wordings()
-    answers: dict[int, list[list[Told]]] = {id(target): [] for target in (before, after)}
-    for _ in range(PASSES):
-        for target in (before, after):
-            answers[id(target)].append(list(_one_pass(trace, wordings, target, told)))
+    answers: list[tuple[list[Told], list[Told]]] = [([], []) for _ in trace.requests]
+
+    def ask(places: Sequence[int], told: Callable[[], None]) -> None:
+        for _ in range(PASSES):
+            for side, target in enumerate((before, after)):
+                for place in places:
+                    request = trace.requests[place]
+                    sampling = Sampling(request.max_tokens, request.stop)
+                    answers[place][side].append(_answer(target, wordings.request(request), sampling))
+                    told()
+
+    def rows() -> Iterator[Compared]:
+        for request, (first, second) in zip(trace.requests, answers, strict=True):
+            yield Compared(request.request_id, tuple(first), tuple(second))
+
+    ask(range(len(answers)), told)
+    ask([place for place, row in enumerate(rows()) if row.became == "changed"], lambda: None)
     for target in (before, after):
         target.check_identity()
-    return tuple(
-        Compared(request.request_id, tuple(first), tuple(second))
-        for request, first, second in zip(
-            trace.requests,
-            zip(*answers[id(before)], strict=True),
-            zip(*answers[id(after)], strict=True),
-            strict=True,
-        )
-    )
-
-
-def _one_pass(trace: Trace, wordings: Wordings, target: Target, told: Callable[[], None]) -> Iterator[Told]:
-    """Preludes are left out: they fill a cache, and no cache is looked at here."""
-    for request in trace.requests:
-        yield _answer(target, wordings.request(request), Sampling(request.max_tokens, request.stop))
-        told()
+    return tuple(rows())
 
 
 def _answer(target: Target, prompt: Prompt, sampling: Sampling) -> Told:

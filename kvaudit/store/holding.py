@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 from kvaudit.errors import RunError
 from kvaudit.store.layout import ENGINE_LOGS, LOCK, TEMPORARY
 
+Difference = tuple[str, object, object]
 ELSEWHERE = "choose another folder with -o"
 
 
@@ -51,11 +52,20 @@ def check_same_engine(path: Path, began_with: Mapping[str, object] | None, facts
     """Raises RunError when another engine than the one that these facts describe began what the folder holds."""
     if began_with is None or began_with == facts:
         return
-    changed = [name for name in sorted({*facts, *began_with}) if facts.get(name) != began_with.get(name)]
-    told = ", ".join(f"{name} was {began_with.get(name)}, is {facts.get(name)}" for name in changed)
+    told = ", ".join(f"{name} was {was}, is {now}" for name, was, now in differences(began_with, facts))
     raise RunError(
         f"{path} was begun with another engine: {told}", f"make that as it was, {ELSEWHERE}, or --force to replace it"
     )
+
+
+def differences(before: Mapping[str, object], now: Mapping[str, object], within: str = "") -> Iterator[Difference]:
+    """What is another value than before, by its name; of groups of values the very ones that are."""
+    for name in sorted({*before, *now}):
+        was, became = before.get(name), now.get(name)
+        if isinstance(was, Mapping) and isinstance(became, Mapping):
+            yield from differences(was, became, f"{within}{name}.")
+        elif was != became:
+            yield f"{within}{name}", was, became
 
 
 @contextmanager

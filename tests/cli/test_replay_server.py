@@ -94,7 +94,7 @@ def test_a_server_that_counts_nothing_is_inconclusive_and_the_flag_is_named(audi
     with faulty_server("none", counters="nowhere") as server:
         code, out, _ = audit(server)
     assert code == 4
-    assert "vLLM does with --enable-prompt-tokens-details, SGLang with --enable-cache-report" in out
+    assert "vLLM does with --enable-prompt-tokens-details and in /metrics, SGLang with --enable-cache-report" in out
 
 
 def test_every_report_can_be_made_of_a_servers_audit(audit, kvaudit, tmp_path):

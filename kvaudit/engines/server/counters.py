@@ -10,6 +10,7 @@ from kvaudit.engines.server.claims import MOST_TOKENS
 from kvaudit.engines.server.identity import Watch, restart
 from kvaudit.engines.server.metrics import Metrics
 from kvaudit.engines.server.sending import Reply
+from kvaudit.errors import EngineError
 
 CountedBy = Literal["usage", "timings", "metrics"]
 _MOST_DIGITS = 10
@@ -46,7 +47,8 @@ class Counter:
         """None where the server does not say.
 
         A usage without a count stands for 0 once a count was seen: vLLM leaves out what is 0. No usage says nothing,
-        nor does a count that cannot be read. Raises EngineError where the server was restarted.
+        nor does a count that cannot be read. Raises EngineError where the server was restarted, and for a count that is
+        larger than the prompt.
         """
         if self.way == "metrics":
             found = self.watch.settled()
@@ -57,10 +59,7 @@ class Counter:
             return grown
         self.watch.check()
         if self.way == "usage":
-            told = _told(reply.answer.usage)
-            if told is None:
-                return 0 if _counts_prompt(reply.answer.usage) else None
-            return _whole(told)
+            return _of_usage(reply.answer.usage)
         return None if self.way is None else _whole(reply.timings.get("cache_n"))
 
 
@@ -72,6 +71,16 @@ def way_of(cold: Counts, warm: Counts) -> CountedBy | None:
     return next(iter([*seen, *told]), None)
 
 
+def _of_usage(usage: Mapping[str, Any]) -> int | None:
+    told, prompt = _told(usage), _prompt(usage)
+    if told is None:
+        return None if prompt is None else 0
+    cached = _whole(told)
+    if cached is not None and prompt is not None and cached > prompt:
+        raise EngineError(f"the server counted {cached} cached tokens in a prompt of {prompt}")
+    return cached
+
+
 def _told(usage: Mapping[str, Any]) -> object:
     """What a usage says of cached tokens, as it stands there; None where it says nothing."""
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
@@ -79,8 +88,9 @@ def _told(usage: Mapping[str, Any]) -> object:
     return usage.get("prompt_cache_hit_tokens") if told is None else told
 
 
-def _counts_prompt(usage: Mapping[str, Any]) -> bool:
-    return any(_whole(usage.get(name)) is not None for name in ("prompt_tokens", "input_tokens"))
+def _prompt(usage: Mapping[str, Any]) -> int | None:
+    counted = (_whole(usage.get(name)) for name in ("prompt_tokens", "input_tokens"))
+    return next((count for count in counted if count is not None), None)
 
 
 def _grown(before: Metrics | None, after: Metrics | None) -> int | None:

@@ -98,6 +98,7 @@ class Place:
             "device": self.device,
             "dtype": self.dtype,
             "max_model_len": self.max_model_len,
+            **({"threads": _threads()} if self.device == "cpu" else {}),
             **self.versions,
         }
 
@@ -150,13 +151,16 @@ def with_more(launch: Launch, arguments: Mapping[str, Any], environment: Mapping
 
 def _cpu_environment() -> dict[str, str]:
     """Threads that wait without spinning: on shared cores spinning makes a token take twenty times as long."""
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // 2))
     return {
-        "OMP_NUM_THREADS": threads,
+        "OMP_NUM_THREADS": _threads(),
         "GOMP_SPINCOUNT": "0",
         "KMP_BLOCKTIME": "0",
         "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
     }
+
+
+def _threads() -> str:
+    return os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // 2))
 
 
 def _hash_seed() -> str:

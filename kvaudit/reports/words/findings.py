@@ -44,7 +44,7 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
         ),
         "reference-unverified": lambda r: (
             f"Nobody can tell whether {counted(r.count, 'full-prefill answer')} reused cached tokens: the server does "
-            "not count them (vLLM does in /metrics, SGLang there with --enable-metrics, llama.cpp in its timings)."
+            f"not count them ({_COUNTING})."
         ),
         "noise-floor": lambda r: (
             f"Full prefill disagreed with itself on {_of(r)} requests; the limit is {percent(r.limit)}."
@@ -91,7 +91,10 @@ _REASONS: Mapping[ReasonCode, Callable[[Reason], str]] = MappingProxyType(
         ),
     }
 )
-_COUNTING = "vLLM does with --enable-prompt-tokens-details, SGLang with --enable-cache-report, both in /metrics too"
+_COUNTING = (
+    "vLLM does with --enable-prompt-tokens-details and in /metrics, SGLang with --enable-cache-report or, in /metrics, "
+    "--enable-metrics, llama.cpp in its timings"
+)
 _COMPARISONS: Mapping[str, str] = MappingProxyType(
     {
         "reference": "no answer with full prefill",
