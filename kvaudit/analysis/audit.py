@@ -102,7 +102,8 @@ def _compared(run: RunTables) -> tuple[Side, int]:
     """A run's answers compared and its findings, and how far the stream's windows overlap."""
     requests = conformed(run.table("requests"), "requests")
     overlap = stream_overlap(requests)
-    grid = build_grid(run.table("observations"), requests, tuple(run.arms()))
+    restarted = section(run.manifest, "engine").get("restarted") is True
+    grid = build_grid(run.table("observations"), requests, tuple(run.arms()), restarted=restarted)
     pairs = compare(grid)
     findings = find(grid, pairs, _limits(run.manifest), overlap)
     return Side(run.manifest, findings, grid, pairs, requests), overlap

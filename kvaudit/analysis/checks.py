@@ -48,7 +48,7 @@ STANDING: frozenset[ReasonCode] = frozenset({"too-few-orders", "errors", "budget
 """Reasons that keep an audit from a conclusion but leave what it saw standing: a gate can still fail on it."""
 OF_ROUNDING: frozenset[ReasonCode] = frozenset({"rounding-differs", "within-rounding"})
 """Reasons that say nothing against an order that rounding did not touch."""
-OF_VARIATION: frozenset[ReasonCode] = frozenset({"within-noise", "noise-possible"})
+OF_VARIATION: frozenset[ReasonCode] = frozenset({"noise-possible"})
 """Reasons that say nothing against what an order's answers are: only against a change with the order."""
 OF_REFERENCE: frozenset[ReasonCode] = frozenset({"reference-reused", "reference-unverified", "cold-differs"})
 """Reasons that say nothing against a change with the order, which needs no reference."""

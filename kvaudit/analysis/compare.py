@@ -64,6 +64,7 @@ class Grid:
     errors: string [rows], the engine's error, null where there is none.
     duplicates: int64 [A], observations of a request that the arm had already (the first one counts).
     strays: observations of an arm or a request that the run did not plan.
+    restarted: whether what answers was started anew for every arm: noise may then be a whole run's.
     """
 
     arms: tuple[PlannedArm, ...]
@@ -79,6 +80,7 @@ class Grid:
     errors: pa.ChunkedArray
     duplicates: Integers
     strays: int
+    restarted: bool = False
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -154,7 +156,9 @@ class Pair:
         return np.equal(self.agreement, DIFFERENT)
 
 
-def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[PlannedArm]) -> Grid:
+def build_grid(
+    observations: pa.Table, requests: pa.Table, arms: Sequence[PlannedArm], *, restarted: bool = False
+) -> Grid:
     """Arrange observations by arm and request. Raises RunError when a table lacks a column or has the wrong type."""
     observations = conformed(observations, "observations")
     stream = conformed(requests, "requests").select(["request_id", "ordinal", "expected"]).sort_by("ordinal")
@@ -185,6 +189,7 @@ def build_grid(observations: pa.Table, requests: pa.Table, arms: Sequence[Planne
         errors=observations["error"],
         duplicates=(seen - kept).astype(np.int64),
         strays=len(observations) - len(planned),
+        restarted=restarted,
     )
 
 

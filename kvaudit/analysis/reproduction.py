@@ -23,7 +23,8 @@ smollm2-135m: at most 2e-5 with an exact mask, 0.6 to 13 with a bottom-right one
 def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
     """How likely the policy's repeats agree everywhere by luck (`stats.chance_of_reproducing`); None without one.
 
-    Over the requests that all of the policy's runs answered.
+    Over the requests that all of the policy's runs answered; 1 where there are none. Request by request, but of what
+    was started anew for every arm by whole runs: which kernels a start chooses may change all that it answers.
     """
     orders, repeats = grid.find(policy), grid.find(policy, "repeat")
     runs = (*orders, *repeats)
@@ -31,9 +32,14 @@ def chance_of_reproducing(grid: Grid, policy: str) -> float | None:
     for a, b in combinations(range(len(runs)), 2):
         agreements[a, b] = agreements[b, a] = agreement(grid, runs[a], runs[b])
     answered = (agreements != NOT_COMPARABLE).all(axis=(0, 1))
-    if len(runs) < 2 or not repeats or not answered.any():
+    if len(runs) < 2 or not repeats:
         return None
-    return stats.chance_of_reproducing(agreements[:, :, answered] == EQUAL, min(len(repeats), len(orders)))
+    if not answered.any():
+        return 1.0
+    equal = agreements[:, :, answered] == EQUAL
+    if grid.restarted:
+        equal = equal.all(axis=2, keepdims=True)
+    return stats.chance_of_reproducing(equal, min(len(repeats), len(orders)))
 
 
 def rounding_matters(grid: Grid, policy: str) -> bool:

@@ -55,7 +55,7 @@ def _answer(target: Target, prompt: Prompt, sampling: Sampling) -> Told:
     try:
         answered = target.ask(prompt.wording, sampling)
     except EngineError as error:
-        if isinstance(error.__cause__, AttemptError) and error.__cause__.kind == "refused":
+        if isinstance(error.__cause__, AttemptError) and error.__cause__.kind in ("refused", "broken"):
             return Told("", error=error.message)
         raise
     return Told(answered.text, tuple(answered.reply.token_ids))

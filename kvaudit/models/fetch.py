@@ -72,7 +72,7 @@ def fetched(model: KnownModel) -> Path:
         return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _only_process(folder):
+        with only_process(folder / ".lock", "fetching the model"):
             if not _is_whole(folder / model.gguf_file, model):
                 _fetch(model, folder)
     except OSError as error:
@@ -99,14 +99,15 @@ def _is_whole(path: Path, model: KnownModel) -> bool:
 
 
 @contextmanager
-def _only_process(folder: Path) -> Iterator[None]:
+def only_process(file: Path, doing: str) -> Iterator[None]:
+    """Within it no other process holds the lock; that one is waited for, and what it is doing told."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / ".lock")
+    lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        announce("waiting for another kvaudit that is fetching the model")
+        announce(f"waiting for another kvaudit that is {doing}")
         lock.acquire()
     try:
         yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -205,6 +205,23 @@ def test_a_server_that_is_merely_noisy_is_called_sensitive_at_most_as_often_as_s
     seen = Counter(served(generator.random((len(SERVER_ARMS), 16)) < noise).seen for _ in range(200))
     assert at_most(seen["history-sensitive"], 200, 0.05)
     assert noise > 0.002 or seen["none-seen"] > 50
+
+
+@pytest.mark.parametrize("orders", [2, 3, 5])
+def test_a_server_that_each_start_may_change_is_called_sensitive_at_most_as_often_as_stated(orders, monkeypatch):
+    """Of two kernels that differ on half of the requests every start takes one by chance."""
+    monkeypatch.setattr(stats, "RESAMPLES", 100)
+    generator, odd = np.random.default_rng(8), np.arange(16) % 2 == 0
+    arms = [one for one in SERVER_ARMS if one.order in ORDERS[:orders]]
+    seen = Counter()
+    for _ in range(200):
+        answers = np.where(odd & (generator.random((len(arms), 1)) < 0.5), -2, -1)
+        built = replace(tables(answers, planned_arms=arms), manifest=RESTARTED)
+        seen[outcome(built, Gates()).findings[0].seen] += 1
+    assert at_most(seen["history-sensitive"], 200, 0.05)
+
+
+RESTARTED = {"schema_version": 1, "settings": {"seed": 0}, "engine": {"restarted": True}}
 
 
 def test_a_server_that_is_disturbed_for_as_long_as_some_arms_last_is_not_called_sensitive(monkeypatch):

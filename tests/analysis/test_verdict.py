@@ -307,6 +307,14 @@ def test_under_reset_every_request_shows_an_empty_cache():
     assert (reason.count, reason.names) == (1, ("p.chronological.reset",))
 
 
+def test_nothing_is_said_of_a_reset_control_whose_cache_was_not_empty():
+    sentence = "With the cache emptied before each request"
+    full = healthy().with_rows(
+        lambda row: row | ({"first_reused_tokens": 7} if at(row, control="reset") and row["position"] == 2 else {})
+    )
+    assert [sentence in " ".join(finding_details(finding(built))) for built in (healthy(), full)] == [True, False]
+
+
 def test_under_reset_a_prelude_may_be_reused():
     built = healthy().with_rows(
         lambda row: row | ({"reused_tokens": 7, "prelude_reused_tokens": 7} if at(row, control="reset") else {})

@@ -140,6 +140,18 @@ def test_what_one_alone_refuses_has_changed(compare):
     assert "Changed: r0. One of the deployments refuses 1 of them." in out
 
 
+def test_a_request_by_which_one_alone_breaks_has_changed(compare):
+    with faulty_server() as before, faulty_server() as after:
+        after.behaviour.failures = dict.fromkeys([2, 3, 9, 10, *range(15, 19)], broken)
+        code, out, _ = compare(before, after, "--retries", "1")
+    assert code == 1
+    assert "Changed: r1. One of the deployments refuses 1 of them." in out
+
+
+def broken():
+    return JSONResponse({"error": {"message": "the crash"}}, 500)
+
+
 def test_one_deployment_is_not_compared_with_itself(compare):
     with faulty_server() as server:
         code, _, err = compare(server, server)

@@ -25,7 +25,11 @@ def parsed(data: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         if "surrogate" not in str(error):
             raise
-    return orjson.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
+    try:
+        whole = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise orjson.JSONDecodeError(error.msg, error.doc, error.pos) from error
+    return orjson.loads(json.dumps(whole, ensure_ascii=False).encode(errors="replace"))
 
 
 def object_in(text: str | bytes) -> Mapping[str, Any]:

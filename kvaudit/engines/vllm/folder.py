@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,7 +17,7 @@ from typing import Any
 import orjson
 
 from kvaudit.errors import EngineError
-from kvaudit.models.fetch import CACHE_VARIABLE, announce, cache_folder
+from kvaudit.models.fetch import CACHE_VARIABLE, announce, cache_folder, only_process
 from kvaudit.models.files import ModelFiles, resolve_model, weight_digest
 
 FORMAT = "1"
@@ -67,7 +65,7 @@ def model_folder(name: str) -> ModelFolder:
 def _written_once(files: ModelFiles, digest: str, place: Path) -> str:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _only_process(place):
+        with only_process(place.with_suffix(".lock"), "writing the model"):
             return _written_digest(files.name, place) or _write(files, digest, place)
     except OSError as error:
         raise EngineError(
@@ -129,19 +127,3 @@ def _forget_quantisation(model: Any) -> None:
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-
-
-@contextmanager
-def _only_process(place: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(place.with_suffix(".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        announce("waiting for another kvaudit that is writing the model")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()

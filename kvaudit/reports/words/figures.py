@@ -65,16 +65,16 @@ CONTROL_METRICS = {
 }
 """What the controls show, in the order of the reports."""
 CONTROLS_NOTE = (
-    "Noise floor: full prefill against full prefill. Repeat: the chronological order of a policy against itself. "
+    "Noise floor: full prefill against full prefill. Repeat: an order of a policy against itself. "
     "Rounding: an order against itself with the signals that rank tokens moved by less than their rounding. Where any "
     "of them differs, not every difference between orders is history."
 )
 
 
 def controlled(figure: Figure) -> str:
-    """What a control was of: a policy, and of rounding in which order too."""
+    """What a control was of: a policy, and in which order."""
     policy = visible(figure.policy or "")
-    return f"{policy}, {condition(replace(figure, control='none'))}" if figure.metric.startswith("rounding") else policy
+    return policy if figure.metric == "noise_floor" else f"{policy}, {condition(replace(figure, control='none'))}"
 
 
 def cochran_sentence(figure: Figure) -> str:

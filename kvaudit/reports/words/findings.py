@@ -105,6 +105,7 @@ _COMPARISONS: Mapping[str, str] = MappingProxyType(
 )
 
 
+_NOT_EMPTIED: frozenset[ReasonCode] = frozenset({"cache-not-empty", "cache-unverified"})
 LITTLE = 0.1
 """A smaller share of prompt tokens from a cache is told with the finding."""
 
@@ -150,7 +151,7 @@ def finding_details(finding: Finding) -> list[str]:
         sentences.append(f"Changed with the order: {shown}" + (f" and {more:,} more." if more else "."))
     if finding.seen != "none-seen" and (little := _little_reused(finding)):
         sentences.append(little.strip())
-    if finding.reset_compared:
+    if finding.reset_compared and not any(reason.code in _NOT_EMPTIED for reason in finding.reasons):
         sentences.append(_own_error(finding))
     if finding.rounding_served:
         sentences.append(_rounding(finding))
