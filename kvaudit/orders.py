@@ -36,7 +36,7 @@ def make_orders(requests: int, count: int, seed: int) -> tuple[Order, ...]:
         raise UsageError(
             f"a trace with {requests} request{'' if requests == 1 else 's'} has {math.factorial(requests)} distinct "
             f"order{'' if requests < 2 else 's'}, not {count}",
-            "ask for fewer orders or record more requests",
+            "ask for fewer orders or record more requests" if requests > 1 else "record more requests",
         )
     chronological = tuple(range(requests))
     orders = [Order(CHRONOLOGICAL, None, chronological), Order(REVERSED, None, chronological[::-1])]

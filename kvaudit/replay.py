@@ -246,7 +246,8 @@ def _naming(arm: Arm, request: Request) -> Iterator[None]:
         raise EngineError(f"{where}: {error.message}", error.hint) from error
     except (Exception, SystemExit) as error:
         raise EngineError(
-            f"{where}: {_said(error)}", "finished arms are kept; the same command goes on from there"
+            f"{where}: {_said(error)}",
+            "finished arms are kept, and the same command goes on from there; a changed policy is another audit",
         ) from error
 
 

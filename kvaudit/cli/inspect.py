@@ -85,8 +85,8 @@ def inspect(
 
     Runs no model and needs no GPU: prompts become token ids and are served to vLLM's and SGLang's prefix caches and to
     a chunk cache, by their published rules. Of traces without prompts (Mooncake, WEKA), the hashes of blocks are served
-    to the prefix caches. Exit code: 0, also with findings; 1 with --strict and an error among them, or anything
-    that --secrets finds; 2 for a bad trace or wrong usage.
+    to the prefix caches. Exit code: 0, also with findings; with --strict 1 where an error is among them, or
+    where --secrets finds anything; 2 for a bad trace or wrong usage.
     """
     if page_format not in ("terminal", "json"):
         raise UsageError(f"unknown format {page_format!r}", "known: terminal, json")

@@ -37,4 +37,8 @@ def say_written(output: Path, written: Written) -> None:
         f"wrote {output}: {counted(written.requests, 'request')}, "
         f"{counted(written.distinct_segments, 'distinct segment')}, {counted(written.sessions, 'session')}"
     )
-    say(f"next: kvaudit replay {shlex.quote(str(output))} --orders 5")
+    if written.requests > 1:
+        orders = 5 if written.requests > 2 else 2
+        say(f"next: kvaudit replay {shlex.quote(str(output))} --orders {orders}")
+    else:
+        say("one request has one order: record more to see history")

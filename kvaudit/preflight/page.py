@@ -72,11 +72,8 @@ def _counts(inspection: Inspection, about: About) -> Iterator[RenderableType]:
     if inspection.hashed:
         yield from sentences([*_hashed_counts(inspection, inspection.hashed, about), *about.notes])
         return
-    tokenizer = (
-        f"tokens of the tokenizer of {about.tokenizer}"
-        if about.tokenizer
-        else "token ids that the trace carries, no tokenizer"
-    )
+    without = "token ids that the trace carries, no tokenizer" if totals.requests else "no tokenizer and no token ids"
+    tokenizer = f"tokens of the tokenizer of {about.tokenizer}" if about.tokenizer else without
     longest = f"longest prompt {totals.longest_prompt:,} tokens (request {totals.longest_request!r})"
     limit = f", the model takes {about.context_tokens:,}" if about.context_tokens else ""
     lines = [

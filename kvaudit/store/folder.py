@@ -165,7 +165,8 @@ def open_folder(path: Path, manifest: Manifest, *, force: bool = False) -> Itera
     """Hold a folder for the run that `manifest` describes, against every other process.
 
     The same settings go on where an earlier replay stopped. Raises RunError when the folder holds something else:
-    another audit (unless `force`, which replaces what kvaudit wrote there) or anything that is no audit.
+    another audit of which an arm is finished (unless `force`, which replaces what kvaudit wrote there) or anything that
+    is no audit.
     """
     with held(path, MANIFEST, read_manifest, writer="replay", holds="audit"):
         folder = _claimed(path, manifest, force)
@@ -182,6 +183,8 @@ def _claimed(path: Path, manifest: Manifest, force: bool) -> RunFolder:
     if force:
         return RunFolder(path, manifest, found, resumed=False)
     if found["settings_digest"] != manifest["settings_digest"]:
+        if not RunFolder(path, found, None, resumed=True).finished:
+            return RunFolder(path, manifest, found, resumed=False)
         raise RunError(
             f"{path} holds another audit, of {found['trace'].get('source')} (changed: {_changed(found, manifest)})",
             f"{ELSEWHERE}, or --force to replace it",

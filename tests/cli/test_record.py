@@ -194,7 +194,7 @@ def test_chats_are_imported(tmp_path: Path, trace: Path) -> None:
     assert result.stderr.splitlines()[2:] == [
         "2 requests set no max_tokens: 16 are replayed (--max-tokens sets another limit)",
         f"wrote {trace}: 2 requests, 1 distinct segment, 2 sessions",
-        f"next: kvaudit replay {trace} --orders 5",
+        f"next: kvaudit replay {trace} --orders 2",
     ]
     assert read_trace(trace).digest == read_trace(chats).digest
     assert read_trace(trace).header["source"] == ["chats.jsonl"]

@@ -61,7 +61,7 @@ def test_it_ends_with_what_came_in_and_what_was_left_out_and_why(log: Path, trac
         "1 request with tools: definitions and calls are replayed as JSON text, not in the model's own tool template",
         "1 request sets no max_tokens: 16 are replayed (--max-tokens sets another limit)",
         f"wrote {trace}: 2 requests, 2 distinct segments, 1 session",
-        f"next: kvaudit replay {trace} --orders 5",
+        f"next: kvaudit replay {trace} --orders 2",
     ]
     assert read_trace(trace).digest == read_trace(log).digest
     imported = read_trace(trace).header["imported"]

@@ -160,6 +160,14 @@ def test_another_audit_is_replaced_with_force_only(kvaudit, trace, tmp_path):
     assert open_run(tmp_path / "run").manifest["settings"]["seed"] == 1
 
 
+def test_an_audit_without_a_finished_arm_holds_no_folder(kvaudit, trace, tmp_path):
+    kvaudit("replay", trace, *SCRIPTED, "-o", "run")
+    for observations in (tmp_path / "run" / "observations").glob("*.parquet"):
+        observations.unlink()
+    assert kvaudit("replay", trace, *SCRIPTED, "--seed", "1", "-o", "run")[0] == 0
+    assert open_run(tmp_path / "run").manifest["settings"]["seed"] == 1
+
+
 def test_piped_progress_is_a_line_for_each_arm_that_runs(kvaudit, trace, tmp_path):
     err = kvaudit("replay", trace, *SCRIPTED, "-o", "run")[2]
     planned = [arm.arm_id for arm in open_run(tmp_path / "run").arms()]
