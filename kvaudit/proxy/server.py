@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -119,7 +120,15 @@ class _Relay:
             if self.begun:
                 self.end("upstream-gone", f"the server ended the answer before its end: {error}")
             else:
+                await self._keep_what_nobody_took()
                 await self._tell_unreachable(error)
+
+    async def _keep_what_nobody_took(self) -> None:
+        """The request is recorded whole also where no server came to read it."""
+        if not self.sent.is_set():
+            with suppress(ClientDisconnect):
+                async for _ in self._body():
+                    pass
 
     async def _body(self) -> AsyncIterator[bytes]:
         try:

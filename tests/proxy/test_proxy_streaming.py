@@ -183,4 +183,5 @@ def test_a_server_that_is_not_there_is_told_in_the_form_of_the_api(tmp_path: Pat
     assert upstream in answer.json()["error"]["message"]
     (exchange,) = exchanges_in(capture)
     assert (exchange["outcome"], exchange["status"]) == ("unreachable", None)
+    assert (exchange["request"]["model"], exchange["problems"]) == ("x", [])
     assert "1 unreachable" in proxy.stderr
