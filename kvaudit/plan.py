@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvaudit.digests import digested
 from kvaudit.engines import EngineSettings, check_switches
 from kvaudit.errors import UsageError
 from kvaudit.orders import make_orders
@@ -53,8 +54,12 @@ class Plan:
         return reference + tuple(arm for spec in self.specs for arm in arms(spec, self.orders))
 
     def as_data(self) -> dict[str, Any]:
-        """Everything that answers depend on beside the trace, JSON-ready."""
+        """Everything that answers depend on beside the trace, JSON-ready, and without what may hold keys."""
         settings = asdict(self.settings)
+        secret = find("engines", self.engine).digested
+        settings["options"] = {
+            name: digested(value) if name in secret else value for name, value in settings["options"].items()
+        }
         return {
             "engine": self.engine,
             **{name: settings[name] for name in (self._heeded() if self.black_box else settings)},

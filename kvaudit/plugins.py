@@ -24,7 +24,8 @@ class Plugin:
     """`target` is `module:attribute`; `summary` the one line that listings show; `needs` what it needs to work.
 
     `policies`: whether an engine takes recomputation policies. `settings`: those of `EngineSettings` that an engine
-    without policies heeds beside model, seed and options.
+    without policies heeds beside model, seed and options. `digested`: an engine's options that may hold keys, of which
+    a manifest keeps digests.
     `suffix`: how the files of a report end, `/` for a report that is a folder. `standing`: how closely a policy follows
     what was published, `source` where that stands.
     """
@@ -38,6 +39,7 @@ class Plugin:
     source: str = ""
     policies: bool = True
     settings: tuple[str, ...] = ()
+    digested: tuple[str, ...] = ()
 
 
 def _table(*plugins: Plugin) -> Mapping[str, Plugin]:
@@ -237,6 +239,7 @@ BUILT_IN: Mapping[str, Mapping[str, Plugin]] = MappingProxyType(
                 "whatever answers behind an OpenAI-compatible URL, as it is: vLLM, SGLang, LMCache, llama.cpp, hosted",
                 "--base-url, --model and a way to empty its cache (--reset)",
                 policies=False,
+                digested=("reset-url", "reset-body", "reset-command"),
             ),
             Plugin("scripted", "kvaudit.engines.scripted:open_engine", "for tests: planted faults", "nothing"),
         ),

@@ -185,7 +185,7 @@ class FaultyServer:
         except RuntimeError as error:
             return JSONResponse({"error": {"message": str(error)}}, 500)
         if self.has_head and "cache_salt" not in body:
-            served = replace(served, reused_tokens=max(served.reused_tokens, self.behaviour.head))
+            served = replace(served, reused_tokens=served.reused_tokens + self.behaviour.head)
         self.has_head = True
         if self.behaviour.slow_prefill and not served.reused_tokens:
             await anyio.sleep(self.behaviour.slow_prefill)
@@ -224,7 +224,7 @@ class FaultyServer:
         events.append(event(None, served.finish_reason, **timings))
         if (body.get("stream_options") or {}).get("include_usage"):
             usage: dict[str, Any] = {
-                "prompt_tokens": served.prompt_tokens + self.behaviour.template,
+                "prompt_tokens": served.prompt_tokens + self.behaviour.head + self.behaviour.template,
                 "completion_tokens": len(served.answer_text),
             }
             if self.behaviour.counters == "usage":

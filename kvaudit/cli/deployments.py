@@ -7,11 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import typer
 
+from kvaudit.cli.outputs import write_file
 from kvaudit.engines import Capabilities, EngineSettings
 from kvaudit.errors import UsageError
 from kvaudit.reports.escape import visible
@@ -22,22 +24,6 @@ if TYPE_CHECKING:
     from kvaudit.engines.server.target import Target
     from kvaudit.records import Trace
 
-NO_USE = (
-    "orders",
-    "policy",
-    "max_noise",
-    "max_retried",
-    "reference",
-    "reference_url",
-    "reset",
-    "reset_url",
-    "reset_method",
-    "reset_body",
-    "reset_command",
-    "patience",
-    "concurrency",
-)
-"""Parameters of an audit that a comparison of two deployments has no use for."""
 FORMAT = "kvaudit deployments"
 _EXIT_CODES: Mapping[Change, int] = {"same": 0, "changed": 1, "inconclusive": 4}
 
@@ -50,7 +36,6 @@ def compare_deployments(
     from kvaudit.engines.server.identity import same_address
     from kvaudit.engines.server.opening import opened_plainly
     from kvaudit.engines.server.options import read_options, server_url
-    from kvaudit.store.writing import write_bytes
     from kvaudit.wordings import Wordings
 
     options = read_options(settings.options, resets=False)
@@ -59,10 +44,7 @@ def compare_deployments(
         raise UsageError(
             "--compare-url and --base-url are one deployment", "give the other one's address, or --compare-model"
         )
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder", "name a file with -o")
-    if output.exists() and not force:
-        raise UsageError(f"{output} is there already", "choose another file with -o, or --force to replace it")
+    _check_place(output, force=force)
     Wordings().check(trace, Capabilities(policies=False, max_prompt_tokens=None))
     with ExitStack() as opened, _telling_of_interruption():
         before = opened_plainly(settings, options, options.base_url, options.key_variable)
@@ -70,13 +52,26 @@ def compare_deployments(
         after = opened_plainly(theirs, options, other, options.other_key_variable)
         opened.callback(after.connection.close)
         rows = _asked(trace, before, after)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(output, _file(trace, (before, after), rows))
     found = outcome(rows)
     for line in (*_deployment_lines((before, after), found), *_outcome_lines(found)):
         typer.echo(line)
+    write_file(lambda file: file.writelines(_file(trace, (before, after), rows)), output)
     typer.echo(f"Answers: {visible(str(output))}")
     return _EXIT_CODES[found.change]
+
+
+def _check_place(output: Path, *, force: bool) -> None:
+    """Whether a file can be written there: asked before the servers are, whose answers would be lost."""
+    try:
+        if output.is_dir():
+            raise UsageError(f"{output} is a folder", "name a file with -o")
+        if output.exists() and not force:
+            raise UsageError(f"{output} is there already", "choose another file with -o, or --force to replace it")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_file() or not output.exists():
+            NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}.").close()
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
 
 
 def _asked(trace: Trace, before: Target, after: Target) -> tuple[Compared, ...]:
@@ -139,7 +134,7 @@ def default_file(trace: Path, settings: EngineSettings, other_url: str) -> Path:
     return Path("runs") / f"{trace.name.partition('.')[0] or 'trace'}-deployments-{sha256(told).hexdigest()[:8]}.json"
 
 
-def _file(trace: Trace, targets: Sequence[Target], rows: Sequence[Compared]) -> bytes:
+def _file(trace: Trace, targets: Sequence[Target], rows: Sequence[Compared]) -> Iterator[str]:
     def described(target: Target) -> Mapping[str, Any]:
         return {
             "server": target.connection.base_url,
@@ -159,4 +154,4 @@ def _file(trace: Trace, targets: Sequence[Target], rows: Sequence[Compared]) -> 
             for row in rows
         ],
     }
-    return orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    yield orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()

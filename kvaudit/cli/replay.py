@@ -151,7 +151,12 @@ def replay(
         str | None, typer.Option(metavar="SERVER", help=f"Empty the cache as it is done at {', '.join(RESETS)}.")
     ] = None,
     reset_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Empty the cache by this call; with --reset lmcache, its server.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Empty the cache by this call; with --reset lmcache, its server. A run keeps host and path in clear; "
+            "of a user and a query there, of --reset-body and of --reset-command nothing but a digest.",
+        ),
     ] = None,
     reset_method: Annotated[
         str | None, typer.Option(metavar="METHOD", help="How --reset-url is called. [default: POST]")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from kvaudit.deployments.comparing import Compared, Told
-from kvaudit.engines.server.sending import AttemptError
+from kvaudit.engines.server.replies import AttemptError
 from kvaudit.engines.server.target import Target
 from kvaudit.errors import EngineError
 from kvaudit.records import Prompt, Sampling, Trace

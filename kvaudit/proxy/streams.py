@@ -109,9 +109,14 @@ def _brotli() -> Callable[[bytes], bytes]:
 
 
 class ServerSentEvents:
-    """Splits chunks, cut anywhere, into the data of events. Comments and other fields than `data` are passed over."""
+    """Splits chunks, cut anywhere, into the data of events; `name` is that of the latest event.
+
+    Comments and other fields are passed over.
+    """
 
     def __init__(self) -> None:
+        self.name = b""
+        self._next_name = b""
         self._line: list[bytes] = []
         self._data: list[bytes] = []
         self._after_return = False
@@ -148,10 +153,18 @@ class ServerSentEvents:
         if self._first:
             self._first = False
             line = line.removeprefix(b"\xef\xbb\xbf")
-        if not line and self._data:
-            data = b"\n".join(self._data)
-            self._data.clear()
-            return data
+        if not line:
+            self.name, self._next_name = self._next_name, b""
+            return self._dispatched()
         if line.startswith(b"data:"):
             self._data.append(line[5:].removeprefix(b" "))
+        elif line.startswith(b"event:"):
+            self._next_name = line[6:].removeprefix(b" ")
         return None
+
+    def _dispatched(self) -> bytes | None:
+        if not self._data:
+            return None
+        data = b"\n".join(self._data)
+        self._data.clear()
+        return data

@@ -117,6 +117,29 @@ def test_a_folder_is_no_file_for_the_answers(compare, tmp_path):
     assert not before.questions
 
 
+@pytest.mark.parametrize("place", ["d.txt/answers.json", "n" * 250 + ".json"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_asked(compare, tmp_path, place):
+    (tmp_path / "d.txt").write_text("a file")
+    with faulty_server() as before, faulty_server() as after:
+        code, _, err = compare(before, after, "-o", place)
+    assert code == 2
+    assert f"cannot write {place}" in err
+    assert "choose another place with -o" in err
+    assert not before.questions
+
+
+def test_the_outcome_is_told_even_where_the_answers_cannot_be_written(compare, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvaudit.cli.outputs.os.replace", full)
+    with faulty_server() as before, faulty_server() as after:
+        _, out, err = compare(before, after)
+    assert "0 of 6 answers changed" in out
+    assert "cannot write d.json: No space left on device" in err
+    assert "finished arms" not in err
+
+
 def too_long():
     return JSONResponse({"error": "too long"}, 400)
 
@@ -197,7 +220,13 @@ def test_a_file_that_is_there_is_not_replaced_unless_that_is_asked_for(compare, 
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(("--orders", "3"), "--orders"), (("--reset", "vllm"), "--reset"), (("--concurrency", "8"), "--concurrency")],
+    [
+        (("--orders", "3"), "--orders"),
+        (("--reset", "vllm"), "--reset"),
+        (("--concurrency", "8"), "--concurrency"),
+        (("--option", "reset=vllm"), "--reset"),
+        (("--max-noise", "0.1"), "--max-noise"),
+    ],
 )
 def test_what_audits_a_cache_has_no_use_here(compare, more, said):
     with faulty_server() as before, faulty_server() as after:

@@ -50,9 +50,8 @@ def test_the_verdict_says_what_it_rests_on(audit):
     with faulty_server("position") as server:
         code, out, err = audit(server)
     finding, rests_on, verdict, report = out.splitlines()
-    asked = (
-        "at the resets kvaudit asks short questions of its own: 24 (or 40, where full prefill comes from resets too)\n"
-    )
+    told = "at least 24 (or 40, where full prefill comes from resets too)"
+    asked = f"at the resets kvaudit asks short questions of its own, {told}\n"
     assert (code, told_else(err)) == (0, asked)
     assert finding.startswith("as-served: history-sensitive. 4 of 4 requests changed with the order")
     assert rests_on == (
@@ -73,8 +72,18 @@ def test_the_verdict_says_what_it_rests_on(audit):
 )
 def test_what_the_resets_ask_is_told_beforehand(options, told):
     arms = make_plan(4, "server", EngineSettings(), (), 3).arms
-    assert resets_note(arms, 4, options) == f"at the resets kvaudit asks short questions of its own: {told}"
-    assert resets_note(arms[-1:], 4, {}).endswith(": 2")
+    server = {"base-url": "http://gpu/v1", "reset": "vllm"}
+    note = resets_note(arms, 4, server | options)
+    assert note == f"at the resets kvaudit asks short questions of its own, at least {told}"
+    assert resets_note(arms[-1:], 4, server).endswith(" 2")
+
+
+def test_nothing_is_told_of_resets_that_cannot_be(kvaudit, trace):
+    address = ("--engine", "server", "--base-url", "http://127.0.0.1:9/v1", "--model", "m")
+    code, _, err = kvaudit("replay", trace, *address, "--reset", "vllm", "--reset-method", "GET")
+    assert code == 2
+    assert "--reset-method says how" in err
+    assert "at the resets" not in err
 
 
 @pytest.mark.parametrize("reference", ["salt", "reset"])
@@ -87,7 +96,7 @@ def test_what_the_resets_ask_is_what_was_told(audit, reference):
         )
         engine.close()
         to_open = sum(" line 19 holds " in str(body) for body in server.bodies) - ours
-    assert f"own: {ours - 2 * to_open}\n" in err
+    assert f"at least {ours - 2 * to_open}\n" in err
 
 
 def test_a_server_that_counts_nothing_is_inconclusive_and_the_flag_is_named(audit):
@@ -115,6 +124,28 @@ def test_no_key_is_written_anywhere(audit, monkeypatch, tmp_path):
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 10
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("how", ["command", "body", "query"])
+def test_no_key_that_stands_in_a_reset_is_written_and_the_same_command_goes_on(audit, tmp_path, how):
+    with faulty_server("none") as server:
+        url = server.url.replace("/v1", "/reset_prefix_cache")
+        post = f"import urllib.request as u; u.urlopen(u.Request('{url}', method='POST'))"
+        reset = {
+            "command": ("--reset-command", f'export KEY=hunter2; {sys.executable} -c "{post}"'),
+            "body": ("--reset-url", url, "--reset-body", '{"password": "hunter2"}'),
+            "query": ("--reset-url", f"{url}?pw=hunter2"),
+        }[how]
+        code, out, err = audit(server, reset=reset)
+        assert code == 0
+        assert "nothing was replayed" in audit(server, reset=reset)[2]
+        changed = tuple(part.replace("hunter2", "hunter3") for part in reset)
+        refused = audit(server, reset=changed)
+    assert refused[0] != 0
+    assert not [text for text in (out, err, *refused[1:]) if "hunter" in text]
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert not [path for path in files if b"hunter2" in path.read_bytes()]
+    assert b"(sha256 " in (tmp_path / "run" / "manifest.json").read_bytes() or how == "body"
 
 
 def test_a_wrong_key_is_one_line_and_a_hint(audit, monkeypatch, tmp_path):
@@ -153,6 +184,8 @@ def test_options_of_a_server_by_themselves_and_by_option_are_the_same_audit(audi
         (("--engine", "scripted", "--reset-command", "true"), "--reset-command is for a server"),
         (("--engine", "scripted", "--max-retried", "0.1"), "--max-retried is for a server"),
         (("--engine", "server", "--model", "m", "--max-retried", "2"), "--max-retried is 2.0"),
+        (("--engine", "server", "--model", "m", "--compare-model", "n"), "--compare-model is the model's name at"),
+        (("--engine", "server", "--model", "m", "--recompute-ratio", "0.1"), "--recompute-ratio says how an engine"),
         (("--engine", "scripted", "--policy", "as-served"), "'scripted' takes policies, and as-served is none"),
         (
             ("--engine", "server", "--model", "m", "--base-url", "http://h/v1"),

@@ -14,13 +14,13 @@ from starlette.routing import Route
 from kvaudit.engines.server.claims import answer_text
 from kvaudit.engines.server.flows import Flow
 from kvaudit.engines.server.jsons import with_texts
+from kvaudit.engines.server.replies import AttemptError
 from kvaudit.engines.server.retrying import Retries
 from kvaudit.engines.server.saying import page_in, with_scheme
-from kvaudit.engines.server.sending import AttemptError, Connection
+from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import EngineError
 
 BODY = b'{"max_tokens": 8}'
-OTHER_BODY = b'{"max_tokens": 8, "prompt": "another"}'
 TRICKY = 'sk-"quoted"\\and/slashed-0123'
 
 
@@ -68,8 +68,10 @@ def ask(connection, body=BODY, retries=3):
 
 
 WHOLE = streamed(event("whole"), event(finish="stop"))
+FULL = streamed(*[event("x")] * 8, event(finish="length"))
+FULL_AND_USAGE = streamed(event("x", "length", usage={"completion_tokens": 8}))
 CUT = streamed(event("wh"))
-"""Three letters, then [DONE], and neither a reason nor a count."""
+"""Two letters, then [DONE], and neither a reason nor usage."""
 
 # Whole, or cut
 
@@ -88,73 +90,71 @@ def test_a_cut_answer_never_counts_once_reasons_were_seen(served):
     assert len(asked) == 5
 
 
-def test_a_count_makes_no_answer_whole_once_reasons_were_seen(served):
+def test_usage_makes_no_answer_whole_once_reasons_were_seen(served):
     counted = streamed(event("wh"), usage(2))
     connection, _ = served(WHOLE, counted, WHOLE)
     ask(connection)
     assert ask(connection) == ("whole", 2)
 
 
-def test_a_server_that_never_gives_reasons_is_asked_again_once_only(served):
-    connection, _ = served(CUT)
-    assert ask(connection) == ("wh", 2)
-    assert [ask(connection, body) for body in (BODY, OTHER_BODY)] == [("wh", 1)] * 2
-
-
-def test_a_first_answer_that_was_cut_does_not_speak_for_the_server(served):
-    connection, _ = served(CUT, WHOLE, CUT, WHOLE)
-    assert ask(connection) == ("whole", 2)
+def test_an_answer_that_was_cut_before_its_first_word_is_asked_for_again(served):
+    connection, _ = served(WHOLE, streamed(), WHOLE)
+    ask(connection)
     assert ask(connection) == ("whole", 2)
 
 
-def test_a_doubt_that_was_settled_is_forgotten(served):
-    full = streamed(*[event("x")] * 8, event(finish="length"))
-    connection, _ = served(CUT, full, CUT, full)
-    assert [ask(connection) for _ in range(2)] == [("x" * 8, 2)] * 2
+@pytest.mark.parametrize(
+    "full", [FULL, streamed(event("x")), FULL_AND_USAGE], ids=["at its limit alone", "never", "with usage"]
+)
+def test_a_server_that_never_tells_its_ends_is_asked_once_each(served, full):
+    connection, _ = served(full, full, CUT, full, CUT)
+    assert [ask(connection)[1] for _ in range(5)] == [1] * 5
 
 
-def test_two_answers_to_different_questions_are_no_repeat(served):
-    connection, asked = served(CUT, CUT, WHOLE)
-    for body in (BODY, OTHER_BODY):
-        with pytest.raises(EngineError, match="it may have been cut"):
-            ask(connection, body, retries=0)
-    assert len(asked) == 2
+def test_bodies_in_one_piece_need_no_reason(served):
+    connection, _ = served(JSONResponse(event("whole")))
+    assert [ask(connection) for _ in range(2)] == [("whole", 1)] * 2
 
 
-def test_reasons_that_come_late_void_answers_that_were_taken_without(served):
-    connection, _ = served(CUT, CUT, WHOLE)
-    assert ask(connection) == ("wh", 2)
-    with pytest.raises(EngineError, match=r"at http://.* gives a finish reason to some answers and none to others"):
+def test_usage_tells_the_end_where_reasons_come_at_the_limit_alone(served):
+    full, short = streamed(*[event("x")] * 8, event(finish="length"), usage(8)), streamed(event("short"), usage(2))
+    connection, _ = served(full, short, full, CUT, short)
+    told = [ask(connection) for _ in range(4)]
+    assert told == [("x" * 8, 1), ("short", 1), ("x" * 8, 1), ("short", 2)]
+
+
+def test_a_first_answer_that_was_cut_is_asked_for_again_where_the_opening_saw_usage(served):
+    opening = streamed(event("x", "length"), usage(1))
+    connection, _ = served(opening, CUT, streamed(event("whole", "stop"), usage(3)))
+    ask(connection)
+    assert ask(connection) == ("whole", 2)
+
+
+@pytest.mark.parametrize(
+    "amid", [[event("wh", usage={"completion_tokens": 1}), event("ole")], [event("wh", usage={"completion_tokens": 1})]]
+)
+def test_usage_amid_the_text_tells_no_end(served, amid):
+    counted = streamed(event("whole"), usage(3))
+    connection, _ = served(counted, streamed(*amid), counted)
+    ask(connection)
+    assert ask(connection) == ("whole", 2)
+
+
+@pytest.mark.parametrize("without", [CUT, streamed(event("wh"), usage(2))], ids=["bare", "with usage"])
+def test_reasons_that_come_late_void_answers_that_were_taken_without(served, without):
+    connection, _ = served(without, FULL, WHOLE)
+    assert [ask(connection)[1] for _ in range(2)] == [1] * 2
+    with pytest.raises(EngineError, match=r"at http://.* gives a finish reason, or usage, to some answers and none to"):
         ask(connection)
-
-
-def test_a_count_behind_the_text_tells_the_end_where_no_reason_was_ever_seen(served):
-    connection, _ = served(streamed(event("whole"), usage(3)), streamed(event("counted"), usage(4)))
-    assert ask(connection) == ("whole", 1)
-    assert ask(connection) == ("counted", 1)
-
-
-def test_a_count_amid_the_text_tells_no_end(served):
-    amid = streamed(event("wh", usage={"completion_tokens": 1}), event("ole"))
-    connection, _ = served(amid, WHOLE)
-    assert ask(connection) == ("whole", 2)
-
-
-def test_a_server_that_gives_reasons_at_the_limit_alone_can_be_audited(served):
-    full = streamed(*[event("x")] * 8, event(finish="length"))
-    connection, _ = served(full, streamed(event("short"), usage(2)), full, streamed(event("bare")), full)
-    told = [ask(connection) for _ in range(5)]
-    assert told == [("x" * 8, 1), ("short", 1), ("x" * 8, 1), ("bare", 1), ("x" * 8, 1)]
 
 
 @pytest.mark.parametrize(
     "full",
     [
         streamed(event("whole"), usage(8)),
-        streamed(*[event("x")] * 8),
         streamed({"choices": [{"index": 0, "text": "whole", "token_ids": list(range(8))}]}),
     ],
-    ids=["by usage", "by events", "by token ids"],
+    ids=["by usage", "by token ids"],
 )
 def test_an_answer_that_reached_its_limit_is_whole_without_a_reason(served, full):
     connection, _ = served(WHOLE, full)
@@ -162,22 +162,72 @@ def test_an_answer_that_reached_its_limit_is_whole_without_a_reason(served, full
     assert ask(connection)[1] == 1
 
 
+def test_letters_are_no_tokens(served):
+    """Servers that smooth their streams send an event a letter."""
+    connection, _ = served(WHOLE, streamed(*[event("x")] * 8), WHOLE)
+    ask(connection)
+    assert ask(connection) == ("whole", 2)
+
+
+@pytest.mark.parametrize("behind", [b": ping\n\n", b"", None], ids=["pings", "nothing", "a broken connection"])
 @pytest.mark.parametrize(
-    ("end", "timeout"), [("data: [DONE]\n\n", 5.0), ("", 0.3)], ids=["told", "by its reason alone"]
+    ("end", "timeout"), [("data: [DONE]\n\n", 5.0), ("", 0.5)], ids=["told", "by its reason alone"]
 )
-def test_what_comes_behind_the_end_is_not_waited_for(served, end, timeout):
-    async def pings(end):
+def test_what_comes_behind_the_end_is_neither_waited_for_nor_timed(served, behind, end, timeout):
+    async def late():
         import anyio
 
         yield f"data: {json.dumps(event('whole', 'stop'))}\n\n{end}".encode()
-        for _ in range(100):
+        for _ in range(40):
             await anyio.sleep(0.05)
-            yield b": ping\n\n"
+            if behind is None:
+                raise OSError("the planted cut")
+            if behind:
+                yield behind
 
-    connection, _ = served(lambda: StreamingResponse(pings(end), media_type="text/event-stream"), timeout=timeout)
+    connection, _ = served(lambda: StreamingResponse(late(), media_type="text/event-stream"), timeout=timeout)
     began = time.monotonic()
-    assert ask(connection) == ("whole", 1)
+    reply = connection.ask("/completions", BODY)
+    assert "".join(reply.answer.choices[0].text) == "whole"
+    assert reply.ttft_ms <= reply.total_ms < 400
     assert time.monotonic() - began < 3
+
+
+# Errors in place of answers
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'event: error\ndata: {"message": "out of memory"}\n\n',
+        "event: error\ndata: out of memory\n\n",
+        'data: {"message": "out of memory", "code": 500}\n\n',
+        'data: {"error": "out of memory"}\n\n',
+        'data: {"error": {"message": "out of memory"}}\n\n',
+    ],
+)
+@pytest.mark.parametrize("end", ["data: [DONE]\n\n", ""])
+def test_an_error_amid_a_stream_is_no_end_of_an_answer(served, said, end):
+    lines = [f"data: {json.dumps(event('wh'))}\n\n", said, end]
+    connection, _ = served(lambda: StreamingResponse(iter(lines), media_type="text/event-stream"))
+    with pytest.raises(AttemptError, match="out of memory") as failed:
+        connection.ask("/completions", BODY)
+    assert failed.value.kind == "broken"
+
+
+def test_a_bare_message_is_no_whole_answer(served):
+    connection, _ = served(JSONResponse({"message": "out of memory"}))
+    with pytest.raises(AttemptError, match=r"^out of memory$"):
+        connection.ask("/completions", BODY)
+
+
+def test_other_events_and_names_are_no_errors(served):
+    lines = [
+        'event: error\n\nevent: status\ndata: {"message": "queued"}\n\n',
+        f"event: message\ndata: {json.dumps(event('whole', 'stop', message='x', code=1))}\n\n",
+    ]
+    connection, _ = served(lambda: StreamingResponse(iter(lines), media_type="text/event-stream"))
+    assert ask(connection) == ("whole", 1)
 
 
 # Answers without an end
@@ -338,7 +388,23 @@ def test_a_web_page_is_named_by_its_title(served, status):
 def test_pages_are_told_from_answers():
     assert page_in("<html><body><script>no()</script>Not here</body>") == "a web page, 'Not here'"
     assert page_in("\ufeff <!-- x --><HTML>") == "a web page"
+    assert (
+        page_in("<?xml version='1.0'?>\n<!-- x --> <!--y-->\n<!DOCTYPE  html><p>Busy<style>p {}")
+        == "a web page, 'Busy'"
+    )
     assert [page_in(text) for text in ("", '{"a": "<html>"}', "plain <html>", "< html")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["<!-- -->", "<!--", "<title", "<title>", "<html><script>", "<script></script", "<", "<a ", " ", "<?xml ", "&"],
+)
+@pytest.mark.parametrize(("before", "behind"), [("", "x"), ("<html>", ""), ("<!-- -->", "</title>"), ("<title>", "")])
+def test_no_page_takes_long_to_be_read(part, before, behind):
+    text = before + part * ((1 << 16) // len(part)) + behind
+    began = time.process_time()
+    page_in(text)
+    assert time.process_time() - began < 0.5
 
 
 def test_a_port_that_does_not_speak_https_is_told(served):

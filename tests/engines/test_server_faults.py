@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from kvaudit.engines import EngineSettings
 from kvaudit.engines.server import open_engine
 from kvaudit.engines.server import retrying as retrying_module
-from kvaudit.engines.server.identity import Watch
 from kvaudit.engines.server.sending import Connection
+from kvaudit.engines.server.watching import Watch
 from kvaudit.errors import EngineError, UsageError
 from kvaudit.policies.as_served import AsServed
 from kvaudit.records import Prompt, PromptSegment, Sampling, Wording
@@ -630,7 +630,7 @@ def test_keys_in_a_resets_address_and_body_come_from_the_environment(opened, mon
         engine.reset()
         assert server.reset_paths[-1] == f"/reset_prefix_cache?key={KEY}"
         assert server.reset_bodies[-1] == f'{{"key": "{KEY}"}}'
-        assert engine.describe()["reset"] == f"POST {url}"
+        assert KEY not in engine.describe()["reset"]
 
 
 # What is counted

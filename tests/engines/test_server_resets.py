@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from kvaudit.engines.server.options import read_options
 from kvaudit.engines.server.presets import PRESETS
-from kvaudit.engines.server.refusals import refused, waiting
+from kvaudit.engines.server.refusals import is_busy, refused
 from kvaudit.engines.server.resetting import Resetter
 from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import EngineError
@@ -61,6 +61,11 @@ def resetter():
         HTMLResponse(PAGE),
         JSONResponse({"status": "error", "message": "no such cache"}),
         JSONResponse({"success": False, "message": "prefix caching is off"}),
+        JSONResponse({"status": "denied"}),
+        JSONResponse({"code": 1, "msg": "boom"}),
+        PlainTextResponse("NOK"),
+        PlainTextResponse("oops", 500),
+        PlainTextResponse("not idle", 400),
     ],
 )
 def test_what_is_refused_for_good_is_asked_once(resetter, answer):
@@ -77,7 +82,9 @@ def test_what_is_refused_for_good_is_asked_once(resetter, answer):
         JSONResponse({"success": "false"}),
         JSONResponse({"status": "busy"}),
         JSONResponse({"success": False, "message": "3 requests are pending"}),
-        PlainTextResponse("not idle", 400),
+        JSONResponse({"is_success": False}),
+        PlainTextResponse("Skipped: 3 requests active"),
+        JSONResponse({"status": "in_progress"}),
         PlainTextResponse(SGLANG, 400),
         JSONResponse({}, 409),
         JSONResponse({}, 423),
@@ -97,23 +104,12 @@ def test_what_is_busy_is_waited_for_and_not_for_ever(resetter, answer):
     assert "--patience waits longer" in never.value.hint
 
 
-def test_a_server_that_stumbles_is_asked_again_for_a_moment_only(resetter, monkeypatch):
-    monkeypatch.setattr("kvaudit.engines.server.resetting._BRIEFLY", 0.2)
-    made, bodies = resetter(PlainTextResponse("oops", 500), PlainTextResponse("done"))
-    made.run()
-    assert len(bodies) == 2
-    made, bodies = resetter(PlainTextResponse("oops", 500), patience="60")
-    with pytest.raises(EngineError, match=r"cannot be emptied: .* answers status 500: oops"):
-        made.run()
-    assert len(bodies) > 2
-
-
 @pytest.mark.parametrize("preset", ["sglang", "akv"])
 def test_sglang_says_400_where_it_is_busy_whatever_its_words(resetter, preset):
     made, bodies = resetter(PlainTextResponse("Flush cache failed.\n", 400), PlainTextResponse(SGLANG), reset=preset)
     made.run()
     assert len(bodies) == 2
-    assert waiting(400, "Flush cache failed.", PRESETS["vllm"].busy) == "is vain"
+    assert not is_busy(400, "Flush cache failed.", PRESETS["vllm"].busy)
 
 
 def test_a_reset_that_hangs_is_bounded_by_what_is_left_of_the_patience(resetter):
@@ -143,14 +139,20 @@ def test_a_page_and_a_redirect_are_named(resetter):
     [
         '{"success": "False"}',
         '{"success": 0}',
-        '{"success": null}',
         '{"Success": false}',
+        '{"is_success": false}',
+        '{"isSuccess": "no"}',
+        '{"success": "denied"}',
         '{"ok": 0}',
-        '{"ok": "no"}',
         '{"flushed": false}',
+        '{"reset": "refused"}',
+        '{"status": "skipped"}',
         '{"status": "ERROR: no engine"}',
         '{"status": "failure"}',
+        '{"status": "not_ready"}',
+        '{"status": "503"}',
         '{"status": 500}',
+        '{"code": 1, "msg": "boom"}',
         '{"code": 404, "message": "x"}',
         '{"state": "timed out"}',
         '{"result": false}',
@@ -158,15 +160,13 @@ def test_a_page_and_a_redirect_are_named(resetter):
         '{"workers": [{"success": true}, {"success": false}]}',
         '[{"ok": true}, {"ok": false}]',
         '{"errors": ["no engine"]}',
-        '{"failed": 2}',
+        '{"error": {"code": 403, "message": "forbidden"}}',
         '{"busy": 1}',
-        '{"message": "Failed to reset the prefix cache"}',
-        '{"detail": "Not Found"}',
         "false",
         '"error"',
+        "NOK",
         "Error: no engine",
-        "cache was not flushed",
-        "flush failed",
+        "Skipped: 3 requests active",
         "unauthorized",
         PAGE,
         "\n <html><body>Welcome</body></html>",
@@ -181,6 +181,9 @@ def test_what_a_body_denies_is_not_done(body):
     [
         SGLANG,
         "OK",
+        "",
+        "[]",
+        "All caches cleared, errors: 0",
         "null",
         "true",
         "{}",
@@ -195,12 +198,19 @@ def test_what_a_body_denies_is_not_done(body):
         '{"result": "no entries were there"}',
         '{"flushed": 0, "cleared": 0}',
         '{"error": "none"}',
+        '{"error": {"code": 0, "message": ""}}',
+        '{"status": "success", "message": "cleared; 2 workers are not ready"}',
+        '{"status": "success", "message": "5 blocks were not in use"}',
+        '{"message": "errors cleared, cache reset"}',
+        '{"cleared": {"ok": 0, "failed": 0}}',
+        '{"id_slot": 0, "n_erased": 3}',
         '{"message": "flushed without error"}',
         '{"success": true, "message": "nothing is running, 3 failed requests were dropped"}',
     ],
 )
 def test_what_a_body_grants_is_done(body):
     assert refused(200, body) is None
+    assert refused(400, body).startswith("status 400")
 
 
 def test_variables_stand_in_json_as_its_texts_do(resetter, monkeypatch):
@@ -234,3 +244,32 @@ def test_what_variables_hold_is_said_in_no_error(resetter, monkeypatch, secret):
         assert secret not in str(vain.value)
         assert json.dumps(secret)[1:-1] not in str(vain.value)
         assert "[secret removed]" in str(vain.value)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"reset_url": "?pw=hunter2&all=1"},
+        {"reset_url": "", "reset_body": '{"admin": ["hunter2"]}'},
+        {"reset_url": "", "reset_body": "pw=hunter2&all=1"},
+        {"reset_command": "sh -c 'echo denied: hunter2 >&2; exit 1'"},
+        {"reset_command": "sh -xc 'false --key=hunter2'"},
+        {"reset_command": "./hunter2/none"},
+        {"reset_url": "http://admin:hunter2@127.0.0.1:9/flush?key=hunter2"},
+    ],
+)
+def test_what_the_user_wrote_is_said_in_no_error(resetter, way):
+    told = JSONResponse({"detail": "wrong password hunter2"}, 400)
+    if "reset_url" in way and "://" not in way["reset_url"]:
+        way = way | {"reset_url": resetter(told)[0].options.reset_url + way["reset_url"]}
+    with pytest.raises(EngineError) as vain:
+        resetter(told, **way)[0].run()
+    assert "hunter2" not in str(vain.value)
+
+
+def test_a_variable_that_no_address_can_hold_is_told_unseen(resetter, monkeypatch):
+    monkeypatch.setenv("ADMIN", "hunter2\n")
+    url = resetter(PlainTextResponse("done"))[0].options.reset_url
+    with pytest.raises(EngineError, match="is no address with its variables put in") as vain:
+        resetter(PlainTextResponse("done"), reset_url=f"{url}?key=$ADMIN")[0].run()
+    assert "hunter2" not in str(vain.value)

@@ -1,6 +1,7 @@
 """How many tokens came from a cache: what a usage may say, and what begins every prompt and is none of the history."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from faulty_server import faulty_server
@@ -8,6 +9,7 @@ from starlette.responses import JSONResponse
 
 from kvaudit.engines import EngineSettings
 from kvaudit.engines.server import open_engine
+from kvaudit.engines.server.probing import Probe
 from kvaudit.errors import EngineError
 from kvaudit.policies.as_served import AsServed
 from kvaudit.records import Prompt, PromptSegment, Sampling, Wording
@@ -56,7 +58,7 @@ def test_what_begins_every_prompt_is_no_leftover_behind_a_command(opened, warms_
 
 
 @pytest.mark.parametrize("options", [{"reset": "vllm"}, None])
-@pytest.mark.parametrize("head", [0, HEAD])
+@pytest.mark.parametrize("head", [0, HEAD, 1_000, 3_500])
 def test_a_reset_that_clears_nothing_is_seen_whatever_begins_every_prompt(opened, head, options):
     with faulty_server("hidden-stale-cache", head=head) as server:
         engine = opened(server, **(options or by_command(server)))
@@ -71,11 +73,12 @@ def test_what_a_first_prompt_shares_beyond_that_is_told(opened):
         assert reused(engine, "one", AsServed()) == HEAD + 1
 
 
-def test_behind_a_reset_that_is_done_twice_every_token_is_told(opened):
+def test_what_begins_every_prompt_is_no_leftover_behind_a_reset_that_is_done_twice(opened):
+    """A server that warms up brings it into the cache again."""
     with faulty_server(head=HEAD, warms_up=True) as server:
         engine = opened(server)
         assert engine.reset().entries == 0
-        assert reused(engine, "one", AsServed()) == HEAD
+        assert [reused(engine, text, AsServed()) for text in ("one", "two")] == [0, HEAD]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,20 @@ def test_what_begins_every_prompt_is_learnt_before_any_reset(opened):
         assert engine.reset().entries == 1
 
 
-def test_what_is_more_than_a_third_of_a_prompt_begins_none(opened):
-    with faulty_server(head=400, warms_up=True) as server:
-        engine = opened(server, **by_command(server))
-        assert engine.reset().entries == 1
+@pytest.mark.parametrize(("head", "entries"), [(1_000, 0), (3_500, 1)])
+@pytest.mark.parametrize("options", [{"reset": "vllm"}, None])
+def test_a_long_head_begins_long_prompts_and_what_is_more_than_half_of_those_begins_none(
+    opened, head, entries, options
+):
+    with faulty_server(head=head, warms_up=True) as server:
+        engine = opened(server, **(options or by_command(server)))
+        assert engine.reset().entries == entries
+
+
+def test_a_leftover_that_one_prompt_shows_is_one_whatever_the_others_tell():
+    answers = iter([1.0, None, 1.0])
+    reply = SimpleNamespace(ttft_ms=1.0)
+    target = SimpleNamespace(ask=lambda *asked: SimpleNamespace(cached=next(answers), reply=reply))
+    probe = Probe(target, chat=False, lines=20, kept=0)
+    probe._witnesses += [probe.new(), probe.new()]
+    assert probe.is_cached() is True

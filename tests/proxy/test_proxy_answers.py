@@ -44,6 +44,18 @@ def test_events_are_the_same_wherever_chunks_are_cut(cuts: list[int]) -> None:
     assert found == [b"one", b"two\nmore", b"three", b"[DONE]"]
 
 
+def test_events_have_their_own_names() -> None:
+    events = ServerSentEvents()
+    chunk = b"event: x\n\ndata: 1\n\nevent:error\ndata: 2\n\ndata: 3\nevent: late\n\ndata: 4\n\n"
+
+    assert [(events.name, data) for data in events.feed(chunk)] == [
+        (b"", b"1"),
+        (b"error", b"2"),
+        (b"late", b"3"),
+        (b"", b"4"),
+    ]
+
+
 def test_only_line_ends_end_lines() -> None:
     text = "a\u2028b\u2029c\u0085d\x0bf".encode()
 

@@ -8,9 +8,8 @@ resetting.py  how its cache is emptied      probing.py    whether it is empty, a
 opening.py    what holds for a whole run    engine.py     the engine
 target.py     one server that is asked      jsons.py      JSON, which may be none
 endings.py    whether an answer is whole    flows.py      whether it tells anything, and ends
-keys.py       what is taken out of texts    literals.py   keys in options, where they would be kept
-refusals.py   what a reset's answer says    saying.py     what a server says in place of an answer
-presets.py    how known servers are reset
+keys.py       what is taken out of texts    saying.py     what a server says in place of an answer
+refusals.py   what a reset's answer says    presets.py    how known servers are reset
 """
 
 from __future__ import annotations

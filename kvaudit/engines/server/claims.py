@@ -1,17 +1,63 @@
-"""What a whole answer must be to count: one, of the model that was asked, within its limit."""
+"""What an answer must be to count: whole, one, of the model that was asked, within its limit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import orjson
 
-from kvaudit.engines.server.sending import Reply
+from kvaudit.engines.server.replies import Reply
 from kvaudit.errors import EngineError
 from kvaudit.proxy.answers import Choice
 from kvaudit.records import Sampling
 
 MOST_TOKENS = 2**31 - 1
+_AT_LIMIT = "length"
+
+
+class _End(IntEnum):
+    """How an answer that ended by itself shows that it is whole, the surest way last."""
+
+    BARE = 0
+    CLOSED = 1
+    REASONED = 2
+
+
+@dataclass(slots=True)
+class Endings:
+    """How one server ends its answers: the surest way that was seen, and the least sure that an answer was taken with.
+
+    Some give a reason to answers that reached their limit alone, so that such a reason tells nothing of the others.
+    """
+
+    url: str
+    _surest: _End = _End.BARE
+    _least: _End = _End.REASONED
+
+    def doubt(self, reply: Reply, limit: int | None) -> str | None:
+        """Why an answer whose stream ended properly may have been cut nevertheless; None where it is whole.
+
+        Raises EngineError where answers that were taken as whole must be doubted now.
+        """
+        reasons = {choice.finish_reason for choice in reply.answer.choices.values()} or {None}
+        end = _End.CLOSED if reply.is_closed else _End.BARE
+        if reasons.isdisjoint({None, _AT_LIMIT}):
+            end = _End.REASONED
+        self._surest = max(self._surest, end)
+        if self._least < self._surest:
+            raise EngineError(
+                f"the server at {self.url} gives a finish reason, or usage, to some answers and none to others, which "
+                "may have been cut",
+                "see the server's log, and replay into another folder",
+            )
+        if reasons == {_AT_LIMIT} or (limit is not None and reply.tokens >= limit):
+            return None
+        if end < self._surest:
+            what = "finish reason" if self._surest is _End.REASONED else "usage"
+            return f"the answer came without a {what}, and earlier ones had one: it may have been cut"
+        self._least = end
+        return None
 
 
 @dataclass(slots=True)

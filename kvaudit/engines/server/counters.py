@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvaudit.engines.server.claims import MOST_TOKENS
-from kvaudit.engines.server.identity import Watch, restart
 from kvaudit.engines.server.metrics import Metrics
-from kvaudit.engines.server.sending import Reply
+from kvaudit.engines.server.replies import Reply
+from kvaudit.engines.server.watching import Watch, restart
 from kvaudit.errors import EngineError
 
 CountedBy = Literal["usage", "timings", "metrics"]

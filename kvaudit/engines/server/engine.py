@@ -22,13 +22,11 @@ _UNTOLD = "does not tell what it reuses (/metrics would: vLLM has it, SGLang wit
 class FullPrefill:
     """Where answers without reuse come from: another server, a salt of their own, or an emptied cache.
 
-    Of another server: whether it counts cached tokens (`counted`), and what it says of itself that the server under
-    audit says otherwise (`differing`).
+    `differing`: what another server says of itself, and the server under audit says otherwise.
     """
 
     by: Literal["url", "salt", "reset"]
     target: Target
-    counted: bool = True
     differing: tuple[str, ...] = ()
 
     def facts(self) -> Mapping[str, object]:
@@ -47,7 +45,8 @@ class FullPrefill:
     def described(self) -> str:
         url = self.target.connection.base_url
         if self.by == "url":
-            told = "told no cached tokens of a repeated prompt" if self.counted else _UNTOLD
+            counts = self.target.counter.way is not None
+            told = "told no cached tokens of a repeated prompt" if counts else _UNTOLD
             return ", ".join([url, f"which {told}", *self.differing])
         if self.by == "salt":
             return "a cache_salt of its own for each request"
@@ -60,7 +59,7 @@ class ServerEngine:
     ) -> None:
         self._target, self._probe, self._resetter, self._full_prefill = target, probe, resetter, full_prefill
         self._concurrency = concurrency
-        self._left_by_probe = 0
+        self._frame_left = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -114,8 +113,8 @@ class ServerEngine:
     def reset(self) -> CacheState:
         """Empty the cache, and look whether a prompt that was in it still is.
 
-        Where that is cheap the cache is emptied once more afterwards: the probe is not part of the history. Elsewhere
-        the next prompt finds what begins every prompt.
+        Where that is cheap the cache is emptied once more afterwards: the probe is not part of the history. What begins
+        every prompt the next one may find anyway: the probe left it there, or a server that warms up.
         """
         self._target.counter.watch.begin()
         self._check_identity()
@@ -123,17 +122,17 @@ class ServerEngine:
         self._resetter.run()
         self._target.counter.watch.begin()
         cached = self._probe.is_cached()
-        self._left_by_probe = self._probe.frame
         if self._resetter.is_cheap and cached is not True:
             self._resetter.run()
-            self._left_by_probe = 0
+        self._frame_left = self._probe.frame or 0
         self._check_identity()
         return CacheState(None if cached is None else int(cached), None)
 
     def close(self) -> None:
-        self._target.connection.close()
-        if self._full_prefill.target is not self._target:
-            self._full_prefill.target.connection.close()
+        other = self._full_prefill.target
+        for target in (self._target, *([other] if other is not self._target else [])):
+            target.counter.watch.end()
+            target.connection.close()
 
     def _without_reuse(self, wording: Wording, sampling: Sampling, prompt: Prompt) -> Served:
         full, salt, still_cached = self._full_prefill, None, 0
@@ -147,9 +146,9 @@ class ServerEngine:
         return replace(served, ttft_ms=None) if full.by == "url" else served
 
     def _reused(self, answered: Answered) -> int | None:
-        """What was cached of the audit's history: nothing where it is no more than the probe behind a reset left."""
-        left, self._left_by_probe = self._left_by_probe, 0
-        return 0 if answered.cached is not None and answered.cached <= left else answered.cached
+        """What was cached of the audit's history: nothing where a first request got what begins every prompt."""
+        frame, self._frame_left = self._frame_left, 0
+        return 0 if answered.cached is not None and answered.cached <= frame else answered.cached
 
     def _check_api(self, wording: Wording) -> None:
         if wording.messages and self._target.manner.api == "completions":

@@ -58,5 +58,5 @@ class Clock:
         if event == _QUESTION_STARTS:
             self._started = time.perf_counter()
 
-    def milliseconds(self) -> float:
-        return 1000 * (time.perf_counter() - self._started)
+    def milliseconds(self, until: float | None = None) -> float:
+        return 1000 * ((time.perf_counter() if until is None else until) - self._started)

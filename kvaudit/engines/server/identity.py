@@ -1,59 +1,47 @@
-"""Which server it is, whether it was restarted, and whether somebody else uses it."""
+"""Which deployment it is: what a server says of itself, and where it stands."""
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from threading import Lock
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from kvaudit.engines.server.jsons import object_in
-from kvaudit.engines.server.metrics import Metrics, read_metrics
-from kvaudit.engines.server.sending import AttemptError, Connection
-from kvaudit.errors import EngineError, UsageError
+from kvaudit.engines.server.sending import Connection
+from kvaudit.errors import UsageError
 
 _VERSIONS = (("/version", "version"), ("/get_server_info", "version"), ("/props", "build_info"))
 """Where vLLM, SGLang and llama.cpp tell their version; the latter two tell there which files they loaded."""
 _FILES = "model_path"
-_SETTLING_SECONDS = 2.0
-"""Counters may lag behind answers; longer than this nobody waits for them."""
 _PORTS = {"http": 80, "https": 443}
 _THIS_MACHINE = frozenset({"localhost", "::1"})
-_SNAPSHOT = re.compile(r"models--(?:[^/]+?--)?([^/]+)/snapshots/[^/]+/?")
-"""How Hugging Face's cache names the folder of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a server says of itself that stays as long as the deployment does. `models`: by id, what their files are.
+    """What a server says of itself that stays as long as the deployment does.
 
-    `rooted`: the models whose files its list names. `files`: those that it loaded, where it tells them elsewhere.
+    `models`: by id, what their files are, None where its list does not say. `files`: those that it loaded, where it
+    tells them elsewhere.
     """
 
     version: str | None
-    models: Mapping[str, str]
-    rooted: frozenset[str] = frozenset()
+    models: Mapping[str, str | None]
     files: str | None = None
 
     def facts(self, model: str) -> dict[str, object]:
-        """None where the server does not say; that it lists models and not this one is something that it says."""
-        return {"version": self.version, "weights": self._weights(model)}
+        """None where the server does not say; that it lists models, this one or not, is something that it says."""
+        listed = model if model in self.models else "not served" if self.models else None
+        return {"version": self.version, "weights": self.weights(model) or listed}
 
-    def weights_name(self, model: str) -> str | None:
-        """What the model's files are called, wherever they lie; None where the server does not name them."""
-        weights = self._weights(model)
-        if weights is None or (model not in self.rooted and weights != self.files):
-            return None
-        kept = _SNAPSHOT.search(weights)
-        return kept[1] if kept else PurePosixPath(weights).name
+    def weights(self, model: str) -> str | None:
+        """What the model's files are; None where the server does not say.
 
-    def _weights(self, model: str) -> str | None:
-        """SGLang's list has a model's own name in place of its files."""
-        listed = self.models.get(model, "not served" if self.models else None)
-        return self.files if self.files is not None and listed in (model, None) else listed
+        SGLang's list has a model's own name in their place.
+        """
+        listed = self.models.get(model)
+        may_be_loaded = model in self.models or not self.models
+        return self.files if self.files and may_be_loaded and listed in (model, None) else listed
 
 
 def read_identity(connection: Connection) -> Identity:
@@ -61,10 +49,9 @@ def read_identity(connection: Connection) -> Identity:
     status, text = connection.call("GET", f"{connection.base_url}/models")
     listed = object_in(text).get("data") if status == 200 else None
     entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
-    models = {str(entry["id"]): str(entry.get("root") or entry["id"]) for entry in entries if "id" in entry}
-    rooted = frozenset(str(entry["id"]) for entry in entries if "id" in entry and entry.get("root"))
+    roots = {str(entry["id"]): entry.get("root") for entry in entries if "id" in entry}
     version, files = _told_elsewhere(connection)
-    return Identity(version, models, rooted, files)
+    return Identity(version, {name: str(root) if root else None for name, root in roots.items()}, files)
 
 
 def same_address(one: str, other: str) -> bool:
@@ -92,84 +79,3 @@ def _told_elsewhere(connection: Connection) -> tuple[str | None, str | None]:
         if isinstance(version, str):
             return version, files if isinstance(files, str) and files else None
     return None, None
-
-
-@dataclass(slots=True)
-class Watch:
-    """Looks at a server's /metrics around requests, where it has them.
-
-    `sent` counts what we sent since the counters were last taken as they are (`begin`).
-    """
-
-    connection: Connection
-    latest: Metrics | None = None
-    sent: int = 0
-    first: Metrics | None = None
-    _lock: Lock = field(default_factory=Lock)
-
-    @property
-    def sees_restarts(self) -> bool:
-        return self.first is not None and (self.first.started is not None or self.first.growing is not None)
-
-    def sending(self) -> None:
-        """Told before every attempt, also from several threads: the server may count it before it has answered."""
-        with self._lock:
-            self.sent += 1
-
-    def begin(self) -> None:
-        """Take the server as it is now: it may have been restarted by a reset."""
-        self.first = self.latest = self._look()
-        self.sent = 0
-
-    def settled(self) -> Metrics | None:
-        """The counters once the last request is among them, or after a while."""
-        if self.latest is None or self.latest.cached_tokens is None:
-            return None
-        until, before = time.monotonic() + _SETTLING_SECONDS, self.latest.requests
-        found = self._look()
-        while found is not None and before is not None and time.monotonic() < until:
-            if found.requests is not None and found.requests > before:
-                break
-            time.sleep(0.01)
-            found = self._look()
-        return found
-
-    def check(self, found: Metrics | None = None) -> None:
-        """Raises EngineError where the server was restarted, or served somebody else, since `begin`."""
-        if self.first is None:
-            return
-        if found is None and self.sees_restarts:
-            found = self._look()
-        if found is None:
-            return
-        self.latest = found
-        if not self.sees_restarts:
-            return
-        restarted = found.started != self.first.started or (found.growing or 0) < (self.first.growing or 0)
-        if restarted:
-            raise restart()
-        if found.requests is not None and found.requests - (self.first.requests or 0) > self.sent:
-            raise EngineError(
-                f"the server answered {found.requests - (self.first.requests or 0):.0f} requests, and {self.sent} were "
-                "ours: somebody else's are part of its history",
-                "audit a server that nobody else uses meanwhile; the same command starts the arm anew",
-            )
-
-    def _look(self) -> Metrics | None:
-        try:
-            text = self.connection.found("/metrics")
-        except AttemptError as error:
-            if error.kind == "gone":
-                raise EngineError(
-                    f"the server went away in the middle of an arm ({error.told}): the arm is void",
-                    "start the server again; the same command starts the arm anew",
-                ) from error
-            return None
-        return None if text is None else read_metrics(text)
-
-
-def restart() -> EngineError:
-    return EngineError(
-        "the server was restarted in the middle of an arm: its cache is gone, and the arm is void",
-        "the same command starts the arm anew",
-    )

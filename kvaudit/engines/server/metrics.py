@@ -18,6 +18,7 @@ _NONE_CACHED = "sglang:num_requests_total"
 REQUESTS = ("vllm:request_success_total", _NONE_CACHED)
 GROWING = (*REQUESTS, "llamacpp:prompt_tokens_total")
 """What only a restart makes smaller."""
+_NONE_AS_LARGE = 2.0**63
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 
 
@@ -53,15 +54,16 @@ class Metrics:
 
 
 def read_metrics(text: str) -> Metrics:
-    """From Prometheus' text format; lines that are none of it are passed over."""
+    """From Prometheus' text format; lines that are none of it, and what is no number, are passed over."""
     values: dict[str, float] = {}
     for line in text.split("\n"):
         matched = _SAMPLE.fullmatch(line)
         if matched is None:
             continue
         try:
-            number = float(matched[2])
+            total = values.get(matched[1], 0.0) + float(matched[2])
         except ValueError:
             continue
-        values[matched[1]] = values.get(matched[1], 0.0) + number
+        if abs(total) < _NONE_AS_LARGE:
+            values[matched[1]] = total
     return Metrics(values)

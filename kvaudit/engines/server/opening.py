@@ -10,13 +10,15 @@ from kvaudit.engines.server.asking import OPTIONAL, Manner
 from kvaudit.engines.server.claims import Claims
 from kvaudit.engines.server.counters import Counter, way_of
 from kvaudit.engines.server.engine import FullPrefill, ServerEngine
-from kvaudit.engines.server.identity import Watch, check_model, read_identity, same_address
+from kvaudit.engines.server.identity import check_model, read_identity, same_address
 from kvaudit.engines.server.options import ServerOptions, key_in, read_options
-from kvaudit.engines.server.probing import ASKED, LONG, SHORT, Probe, new_prompt
+from kvaudit.engines.server.probing import ASKED, LONG, SHORT, Lines, Probe, new_prompt
+from kvaudit.engines.server.replies import AttemptError, Reply
 from kvaudit.engines.server.resetting import Resetter
 from kvaudit.engines.server.retrying import Retries
-from kvaudit.engines.server.sending import AttemptError, Connection, Reply
+from kvaudit.engines.server.sending import Connection
 from kvaudit.engines.server.target import Target
+from kvaudit.engines.server.watching import Watch
 from kvaudit.errors import EngineError, KvauditError, UsageError
 from kvaudit.proxy.upstream import certificates
 from kvaudit.records import Wording
@@ -67,15 +69,21 @@ def opened_plainly(settings: EngineSettings, options: ServerOptions, url: str, k
 def _target(connection: Connection, settings: EngineSettings, options: ServerOptions) -> tuple[Target, Probe]:
     """A server whose cache matters, and what looks into that."""
     target, wording, cold = _asked(connection, settings, options, watched=True)
-    chat, lines, kept = bool(wording.messages), SHORT, _learn_counting(target, wording, cold)
-    if not kept:
-        wording, lines = new_prompt(LONG, chat=chat), LONG
+    probe = _probe(target, wording, cold, SHORT)
+    if not probe.proven or probe.frame is None:
+        wording = new_prompt(LONG, chat=probe.chat)
         cold, _ = target.sent(*target.manner.question(wording, ASKED))
-        kept = _learn_counting(target, wording, cold)
-    probe = Probe(target, chat, lines, kept)
+        probe = _probe(target, wording, cold, LONG)
     if target.counter.way is None:
         probe.learn_times()
     return target, probe
+
+
+def _probe(target: Target, wording: Wording, cold: Reply, lines: Lines) -> Probe:
+    probe = Probe(target, bool(wording.messages), lines, _learn_counting(target, wording, cold))
+    if probe.proven:
+        probe.learn_frame()
+    return probe
 
 
 def _asked(
@@ -102,14 +110,14 @@ def _asked(
 
 
 def _first_answered(targets: Iterable[tuple[bool, Target]]) -> tuple[Target, Wording, Reply]:
-    """The first way of asking that the server takes, the fullest comes first. Raises EngineError where it takes none.
+    """The first way of asking that the server takes, the fullest comes first; each with whether it is asked by a chat.
 
-    Each with whether it is asked by a chat.
+    Where it takes none, raises EngineError with what the first API that it has says of the request without anything
+    that may be left out. The other name of the limit counts where the server asked for it.
     """
-    first: EngineError | None = None
-    other_api_only = False
+    missing, refusals = list[EngineError](), list[tuple[bool, EngineError]]()
     for chat, target in targets:
-        if other_api_only and chat:
+        if missing and chat:
             continue
         wording = new_prompt(SHORT, chat=chat)
         try:
@@ -118,12 +126,15 @@ def _first_answered(targets: Iterable[tuple[bool, Target]]) -> tuple[Target, Wor
             status = error.__cause__.status if isinstance(error.__cause__, AttemptError) else None
             if status not in _OTHER_FIELD | _OTHER_API:
                 raise
-            first = first or error
-            other_api_only |= status in _OTHER_API
+            if status in _OTHER_API:
+                missing.append(error)
+            elif target.manner.limit == "max_tokens" or (refusals and target.manner.limit in str(refusals[-1][1])):
+                refusals.append((chat, error))
             continue
         target.claims.check(reply, ASKED)
         return target, wording, reply
-    raise first or EngineError("the server takes no request")
+    told = [error for asked_by_chat, error in refusals if asked_by_chat == refusals[0][0]] or missing[:1]
+    raise told[-1] if told else EngineError("the server takes no request")
 
 
 def _manners(settings: EngineSettings, options: ServerOptions) -> Iterator[tuple[bool, Manner]]:
@@ -164,7 +175,7 @@ def _full_prefill(
         _check_reuses_nothing(other, looking)
         if looking.chat == probe.chat:
             _check_same_prompts(target, other, probe.new())
-        return FullPrefill("url", other, counted=other.counter.way is not None, differing=differing)
+        return FullPrefill("url", other, differing)
     if options.reference in ("auto", "salt"):
         kept_apart = _salts_keep_apart(target, probe)
         if kept_apart:
@@ -182,20 +193,20 @@ def _full_prefill(
 def _differing(target: Target, other: Target) -> tuple[str, ...]:
     """What the reference says of itself, and the server under audit says otherwise.
 
-    Raises EngineError where it serves other weights. Where they lie may differ, and how long a prompt may be.
+    The same weights may lie elsewhere, and others under the same name: its answers show which.
     """
-    url, model = other.connection.base_url, target.manner.model
-    names = [asked.identity.weights_name(model) for asked in (target, other)]
-    if None not in names and names[0] != names[1]:
-        raise EngineError(
-            f"--reference-url {url} serves other weights: {names[1]!r}, and the server under audit {names[0]!r}",
-            "start it with the same model: full prefill of another is no reference",
-        )
-    facts = [{**asked.facts(), "name in answers": asked.claims.model} for asked in (target, other)]
+    ours, theirs = (
+        {
+            "version": asked.identity.version,
+            "weights": asked.identity.weights(target.manner.model),
+            "name in answers": asked.claims.model,
+        }
+        for asked in (target, other)
+    )
     return tuple(
-        f"its {name} {theirs!r} and not {ours!r}"
-        for (name, ours), theirs in zip(facts[0].items(), facts[1].values(), strict=True)
-        if None not in (ours, theirs) and ours != theirs and not (name == "weights" and None in names)
+        f"its {name} {theirs[name]!r} and not {told!r}"
+        for name, told in ours.items()
+        if None not in (told, theirs[name]) and told != theirs[name]
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -90,14 +90,18 @@ def read_options(given: Mapping[str, str], *, resets: bool = True) -> ServerOpti
             f"--reference {reference} and --reference-url are two ways to the same answers", "give one of them"
         )
     if resets:
-        _check_reset(values)
+        _check_reset(values, given)
+        if "other-key-env" in given and reference_url is None:
+            raise UsageError("--other-key-env is the key of another server, and there is none", "leave it out")
     return ServerOptions(
         base_url=server_url("base-url", values["base-url"]),
         api=cast(Api, _one_of("api", values["api"], get_args(Api))),
         reference=cast(ReferenceBy, "url" if reference_url else reference),
         reference_url=reference_url,
         reset=values["reset"] or None,
-        reset_url=server_url("reset-url", values["reset-url"], query=True) if values["reset-url"] else None,
+        reset_url=server_url("reset-url", values["reset-url"], whole=not values["reset"])
+        if values["reset-url"]
+        else None,
         reset_method=_one_of("reset-method", values["reset-method"].upper(), _METHODS),
         reset_body=values["reset-body"],
         reset_command=values["reset-command"] or None,
@@ -111,13 +115,9 @@ def read_options(given: Mapping[str, str], *, resets: bool = True) -> ServerOpti
     )
 
 
-def _check_reset(values: Mapping[str, str]) -> None:
-    from kvaudit.engines.server.literals import in_body, in_command
-
-    _refuse_keys("reset-body", in_body(values["reset-body"]), '"$NAME" in its place, in single quotes')
-    _refuse_keys("reset-command", in_command(values["reset-command"]), "$NAME in its place, in single quotes")
-    given = [f"--{name}" for name in ("reset", "reset-url", "reset-command") if values[name]]
-    if not given:
+def _check_reset(values: Mapping[str, str], given: Mapping[str, str]) -> None:
+    ways = [f"--{name}" for name in ("reset", "reset-url", "reset-command") if values[name]]
+    if not ways:
         raise UsageError(
             "every arm begins with an empty cache, and nothing says how this server's is emptied",
             f"give --reset {'|'.join(PRESETS)}, --reset-url or --reset-command",
@@ -125,21 +125,18 @@ def _check_reset(values: Mapping[str, str]) -> None:
     if values["reset"] and values["reset"] not in PRESETS:
         raise UsageError(f"unknown --reset {values['reset']!r}", f"known: {', '.join(PRESETS)}")
     takes_url = bool(values["reset"]) and PRESETS[values["reset"]].takes_url
-    if given == ["--reset", "--reset-url"] and takes_url:
-        return
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are two ways to empty a cache", "give one of them")
-    if values["reset-body"] and not values["reset-url"]:
-        raise UsageError("--reset-body is sent to --reset-url", "give that, or leave the body out")
+    if len(ways) > 1 and not (ways == ["--reset", "--reset-url"] and takes_url):
+        raise UsageError(f"{' and '.join(ways)} are two ways to empty a cache", "give one of them")
+    for name in ("reset-method", "reset-body"):
+        if given.get(name) and ways != ["--reset-url"]:
+            raise UsageError(f"--{name} says how --reset-url is called, and {ways[0]} calls by itself", "leave it out")
 
 
-def server_url(name: str, text: str, *, query: bool = False) -> str:
-    """An address, without a slash at its end where no `query` may follow.
+def server_url(name: str, text: str, *, whole: bool = False) -> str:
+    """An address, without a slash at its end, or as it is where it is `whole`, with a user and a query.
 
     Raises UsageError, naming the option, for anything else.
     """
-    from kvaudit.engines.server.literals import in_address, in_plain_address
-
     variable = KEY_VARIABLE if name == "base-url" else OTHER_KEY_VARIABLE
     try:
         parts = urlsplit(text)
@@ -148,18 +145,11 @@ def server_url(name: str, text: str, *, query: bool = False) -> str:
         usable = False
     if not usable:
         raise UsageError(f"--{name}{_shown(text)} is not the address of a server", "write http://HOST:PORT/v1")
-    if parts.username or parts.password:
+    if (parts.username or parts.password) and not whole:
         raise UsageError(f"--{name} holds a password", f"put the key into the environment variable {variable}")
-    if (parts.query and not query) or parts.fragment:
+    if (parts.query and not whole) or parts.fragment:
         raise UsageError(f"--{name} has more than a path", "take the query and the fragment away")
-    if query:
-        _refuse_keys(name, in_address(text), "$NAME in its place, in single quotes")
-    elif any(True for _ in in_plain_address(text)):
-        raise UsageError(
-            f"--{name} holds a key in its path, and the manifest would keep it",
-            f"put the key into the environment variable {variable}, from which it is sent as a bearer token",
-        )
-    return text if query else text.rstrip("/")
+    return text if whole else text.rstrip("/")
 
 
 def _shown(text: str) -> str:
@@ -170,14 +160,6 @@ def _shown(text: str) -> str:
     if found is None or "@" in text or looks_drawn(text):
         return ""
     return f" {found[0]!r}" + (" ..." if found[0] != text else "")
-
-
-def _refuse_keys(option: str, names: Iterable[str], write: str) -> None:
-    for name in names:
-        raise UsageError(
-            f"--{option} holds a key" + (f" in {name!r}" if name else "") + ", and the manifest would keep it",
-            f"put it into an environment variable, and write {write}",
-        )
 
 
 def key_in(variable: str) -> str | None:

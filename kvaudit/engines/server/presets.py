@@ -42,12 +42,12 @@ class Preset:
 
 _VLLM_HINT = "vLLM offers it when it is started with VLLM_SERVER_DEV_MODE=1 in its environment"
 _SGLANG_HINT = "SGLang offers POST /flush_cache; where it has an admin key, give that as the API key"
-_SGLANG_BUSY = frozenset({400})
+_SGLANG = Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT, busy=frozenset({400}))
 
 PRESETS: Mapping[str, Preset] = {
     "vllm": Preset((Call("POST", "/reset_prefix_cache"),), _VLLM_HINT),
     "vllm+connector": Preset((Call("POST", "/reset_prefix_cache?reset_external=true"),), _VLLM_HINT),
-    "sglang": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT, busy=_SGLANG_BUSY),
+    "sglang": _SGLANG,
     "llamacpp": Preset(
         (Call("POST", "/slots/{slot}?action=erase"),),
         "llama.cpp offers it with --slots and --slot-save-path; --cache-ram 0 keeps it from a second cache that no "
@@ -59,5 +59,5 @@ PRESETS: Mapping[str, Preset] = {
         f"another); {_VLLM_HINT}",
         elsewhere_port=7000,
     ),
-    "akv": Preset((Call("POST", "/flush_cache"),), _SGLANG_HINT, busy=_SGLANG_BUSY),
+    "akv": _SGLANG,
 }

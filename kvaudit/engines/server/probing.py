@@ -16,8 +16,8 @@ LONG: Lines = 80
 """Some 1,200 tokens, for servers that keep nothing of a short prompt, and for times that tell."""
 _CLEAR, _CLEAR_MS = 0.7, 5.0
 """Where every warm TTFT is below this share of every cold one, and by so much, TTFT tells them apart."""
-_FRAME_SHARE = 1 / 3
-"""Of a repeated prompt's cached tokens; what new prompts share beyond that is more than their frame."""
+_FRAME_SHARE = 1 / 2
+"""Of a repeated prompt's cached tokens; where new prompts share more, a leftover could pass for their frame."""
 _TRIES = 5
 _WITNESSES = 3
 """Prompts of which none may come fast where times tell: one that is slow may have been held up by something else."""
@@ -36,7 +36,8 @@ def new_prompt(lines: Lines, *, chat: bool) -> Wording:
 class Probe:
     """`kept`: how many tokens of a repeated prompt of this kind came from the cache.
 
-    `frame`: how many of a new one, behind others of this kind: what begins a text, and the head of a chat's template.
+    `frame`: how many of a new one, behind others of this kind: what begins a text, and the head of a chat's template;
+    None where they are too many to tell a new prompt from a known one.
     `cold_from`: a TTFT in milliseconds from which on a prompt was computed; None where times do not tell.
     """
 
@@ -44,15 +45,16 @@ class Probe:
     chat: bool
     lines: Lines
     kept: int
-    wording: Wording = field(init=False)
-    frame: int = 0
+    frame: int | None = 0
     cold_from: float | None = None
-    _is_new: bool = True
     _witnesses: list[Wording] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.wording = self.new()
-        self._witnesses = [self.wording]
+        self._witnesses = [self.new()]
+
+    @property
+    def wording(self) -> Wording:
+        return self._witnesses[0]
 
     @property
     def proven(self) -> bool:
@@ -71,15 +73,9 @@ class Probe:
         return self.target.counter.way if self.proven else "nothing: a prompt of kvaudit's own was not cached"
 
     def warm(self) -> None:
-        """Make sure that a cache which keeps anything keeps the probe.
-
-        The first time it is new, and comes behind others of its kind: what is cached of it is its frame.
-        """
+        """Make sure that a cache which keeps anything keeps the probe."""
         for wording in self._witnesses:
-            cached = self.target.ask(wording, ASKED).cached or 0
-            if self._is_new and cached <= _FRAME_SHARE * self.kept:
-                self.frame = cached
-            self._is_new = False
+            self.target.ask(wording, ASKED)
 
     def is_cached(self) -> bool | None:
         """Whether more than its frame came from the cache; None where nobody can tell. It is in the cache afterwards.
@@ -87,7 +83,12 @@ class Probe:
         The frame alone says nothing: servers that warm up when they start have computed it too.
         """
         told = [self._cached(self.target.ask(wording, ASKED)) for wording in self._witnesses]
-        return None if None in told else any(told)
+        return True if any(told) else None if None in told else False
+
+    def learn_frame(self) -> None:
+        """From the probe itself, before anything was reset: it is new, and comes behind others of its kind."""
+        cached = self.target.ask(self.wording, ASKED).cached or 0
+        self.frame = cached if cached <= _FRAME_SHARE * self.kept else None
 
     def learn_times(self) -> None:
         """How long prompts take that are new, and that are known, where the server counts nothing."""
@@ -102,7 +103,7 @@ class Probe:
 
     def _cached(self, answered: Answered) -> bool | None:
         if answered.cached is not None:
-            return True if answered.cached > self.frame else False if self.proven else None
+            return True if answered.cached > (self.frame or 0) else False if self.proven else None
         return None if self.cold_from is None else _ttft(answered) < self.cold_from
 
 

@@ -1,116 +1,104 @@
-"""What the answer to a reset says: whether it was done, and where it was not, whether waiting helps."""
+"""What the answer to a reset says: whether it was done, and where it was not, whether waiting helps.
+
+Not done: a status from 300 on, a web page, JSON whose object (or one just below it) has a claim that is false
+(`success`, `is_ok`, `reset`), a state that names a failure (`status`, `result`) or an error that is something, and a
+text that begins with the name of a failure and says no more, or goes on behind a colon. All else counts as done:
+nothing rests on that, since the probe looks whether the cache is empty.
+
+Busy, and waited for: the statuses of that, those of the preset, a body that says that something is in use, and a claim
+that is false with nothing beside it, as vLLM answers while it holds blocks. All else ends the audit at once.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from kvaudit.engines.server.jsons import value_in
 from kvaudit.engines.server.saying import page_in
 
-Waiting = Literal["helps", "may help", "is vain"]
-
-_BUSY = frozenset({408, 409, 423, 425, 429, 502, 503, 504})
-_NOT_OFFERED = frozenset({401, 403, 404, 405, 501})
-_BUSY_WORDS = re.compile(
-    r"(?i)\b(?:busy|pending|running|waiting|in use|in[- ]?progress|in[- ]?flight|ongoing|unfinished|not idle|queued?"
-    r"|locked|draining|loading|starting|warming|try again|retry|later)\b"
+_BUSY = frozenset({409, 423, 425, 429, 503})
+_BUSY_WORDS = re.compile(r"(?i)\b(?:busy|running|pending|queued|in[ _-]progress|in[ _-]use|active)\b")
+_FAILURE = re.compile(
+    r"(?i)\W*(?:err(?:or)?|exception|fail(?:ed|ure)?|skip(?:ped)?|busy|pending|queued|in[ _-]progress|rejected|refused"
+    r"|(?:access |permission )?denied|aborted|disabled|forbidden|unauthorized|unavailable|time(?:d[ _-]?)?out"
+    r"|not[ _-][a-z]+|unsuccessful|nok|ko|no|false)\s*(?:[.:,;!(].*)?",
+    re.DOTALL,
 )
-_SAID_NO = re.compile(
-    r"(?i)(?<!no )(?<!\b0 )(?<!without )\b(?:errors?|fail(?:ed|ure|ures|s)?|busy|denied|forbidden|unauthorized|refused"
-    r"|rejected|unable|cannot|can't|could not|couldn't|(?:was|were|is|are) not|not (?:flushed|cleared|reset|emptied"
-    r"|found|allowed|supported|implemented|permitted|available|idle|ready|possible|done|enabled|performed|authorized))\b"
-)
-_CLAIMS = frozenset({"success", "succeeded", "successful", "ok", "done", "flushed", "cleared", "reset"})
-_PLAIN_CLAIMS = frozenset({"success", "succeeded", "successful", "ok"})
-"""Those of which 0 is no count."""
-_FAULTS = frozenset({"error", "errors", "failed", "failure", "failures", "busy", "exception"})
+_CLAIM = re.compile(r"(?i)(?:is_?)?(?:success(?:ful)?|succeeded|ok|acknowledged|(done|reset|cleared|flushed|emptied))")
+"""The group: those of which 0 is a count, as each claim is one further below."""
 _STATES = frozenset({"status", "state", "result", "outcome", "code", "status_code"})
-_REASONS = ("message", "detail", "reason", "msg", "error", "errors", "exception")
-_NO = frozenset({"", "0", "false", "no", "none", "null", "off"})
-_FAILED = re.compile(
-    r"(?i)\s*(?:(?:err(?:or)?|fail(?:ed|ure)?|busy|rejected|refused|denied|unavailable|aborted|timed?[ _-]?out)(?!\w)"
-    r"|(?:false|no|ko|nok)\s*$)"
-)
-_FIRST_FAILED_CODE = 400
+_ERRORS = frozenset({"error", "errors", "exception", "busy"})
+_NOTHING = frozenset({"", "0", "false", "no", "no error", "none", "null", "ok", "success"})
 
 
 def refused(status: int, text: str) -> str | None:
-    """Why a reset did not happen, whatever the status says; None where it did."""
+    """Why a reset did not happen; None where it did."""
     page = page_in(text)
     shown = f"{page} came" if page else text.strip()
     said = f"status {status}: {shown}" if shown else f"status {status}"
-    if status >= 300 or page:
-        return said
-    value = value_in(text)
-    if value is None or isinstance(value, str):
-        return said if _SAID_NO.search(_first_line(value or text)) else None
-    return said if value is False or any(map(_is_no, _objects(value))) else None
+    return said if status >= 300 or page or _denies(text) else None
 
 
-def waiting(status: int, text: str, busy: Collection[int] = ()) -> Waiting:
+def is_busy(status: int, text: str, busy: Collection[int] = ()) -> bool:
     """Whether a reset that was refused may be granted later. `busy`: further statuses of a server that is in use."""
-    if status in _BUSY:
-        return "helps"
-    if status in _NOT_OFFERED or 300 <= status < 400 or page_in(text) is not None:
-        return "is vain"
-    if status in busy or _BUSY_WORDS.search(text):
-        return "helps"
-    if status == 500:
-        return "may help"
-    return "helps" if status < 300 and not _gives_a_reason(text) else "is vain"
+    if status in _BUSY or status in busy:
+        return True
+    if 300 <= status < 400 or page_in(text) is not None:
+        return False
+    return bool(_BUSY_WORDS.search(text)) or (status < 300 and _is_bare_claim(value_in(text)))
 
 
-def _is_no(told: Mapping[str, Any]) -> bool:
-    """Whether an object of an answer, by itself, says that something failed."""
-    fields = {name.lower(): value for name, value in told.items()}
-    states = [fields[name] for name in _STATES & fields.keys()]
-    return (
-        any(_is_denied(name, fields[name]) for name in _CLAIMS & fields.keys())
-        or any(not _is_nothing(fields[name]) for name in _FAULTS & fields.keys())
-        or any(state is False or (isinstance(state, str) and _FAILED.match(state)) for state in states)
-        or any(type(state) is int and state >= _FIRST_FAILED_CODE for state in states)
-        or (not _is_granted(fields) and any(map(_SAID_NO.search, _reasons(fields))))
+def _denies(text: str) -> bool:
+    value = value_in(text)
+    if not isinstance(value, dict | list):
+        return value is False or _says_failure(value if isinstance(value, str) else text)
+    return any(
+        _is_no(name.lower(), told, on_top=part is value) for part in _objects(value) for name, told in part.items()
     )
 
 
-def _is_denied(name: str, value: object) -> bool:
-    if name in _PLAIN_CLAIMS:
-        return _is_nothing(value) or (isinstance(value, str) and _FAILED.match(value) is not None)
-    return value is False or (isinstance(value, str) and value.strip().lower() in _NO)
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """An answer's object and those just below it: one a worker, for instance."""
+    if isinstance(value, dict):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value:
+        yield from (below for below in (part if isinstance(part, list) else [part]) if isinstance(below, dict))
 
 
-def _is_granted(fields: Mapping[str, Any]) -> bool:
-    return any(name in fields and not _is_denied(name, fields[name]) for name in _PLAIN_CLAIMS)
+def _is_no(name: str, told: object, *, on_top: bool) -> bool:
+    if claim := _CLAIM.fullmatch(name):
+        may_count = claim[1] is not None or not on_top
+        return _says_failure(told) or (_is_false(told) and not (may_count and type(told) is int))
+    if name in _STATES:
+        number = str(told).strip()
+        return told is False or _says_failure(told) or (number.isdecimal() and _is_failed(name, int(number)))
+    return name in _ERRORS and not _is_nothing(told)
 
 
-def _is_nothing(value: object) -> bool:
-    return value.strip().lower() in _NO if isinstance(value, str) else not value
+def _is_failed(name: str, number: int) -> bool:
+    """Codes are 0 or HTTP's where all went well; a status below those may mean anything."""
+    return not (number == 0 or 200 <= number < 300) if name.endswith("code") else number >= 400
 
 
-def _reasons(fields: Mapping[str, Any]) -> Iterator[str]:
-    return (_first_line(fields[name]) for name in _REASONS if isinstance(fields.get(name), str))
+def _says_failure(told: object) -> bool:
+    return isinstance(told, str) and _FAILURE.fullmatch(told) is not None
 
 
-def _gives_a_reason(text: str) -> bool:
-    value = value_in(text)
-    if not isinstance(value, dict | list):
-        return len(text.split()) > 1
-    return any(any(fields.get(name) for name in _REASONS) for fields in _objects(value))
+def _is_false(told: object) -> bool:
+    return told.strip().lower() in ("false", "no", "0") if isinstance(told, str) else told in (False, 0)
 
 
-def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    """Every object in an answer, however deep: one a worker, for instance."""
-    pending = [value]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, dict):
-            yield part
-            pending += part.values()
-        elif isinstance(part, list):
-            pending += part
+def _is_nothing(told: object) -> bool:
+    if isinstance(told, dict | list):
+        return all(map(_is_nothing, told.values() if isinstance(told, dict) else told))
+    return told.strip().lower() in _NOTHING if isinstance(told, str) else not told
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+def _is_bare_claim(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and any(_CLAIM.fullmatch(name) for name in value)
+        and all(map(_is_false, value.values()))
+    )

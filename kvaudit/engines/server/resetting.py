@@ -1,6 +1,7 @@
 """Emptying a server's cache: by HTTP calls whose success stands in the body, or by a command of the user's.
 
-Variables of the environment (`$NAME`) are put in where a call is made, so that no key stands in a manifest.
+Variables of the environment (`$NAME`) are put in where a call is made. What the user wrote may hold keys as well: of
+commands, bodies, and the user and query of addresses nothing but a digest is told.
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os.path import expandvars
 from tempfile import TemporaryFile
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
-from kvaudit.engines.server.jsons import value_in
+import httpx
+
+from kvaudit.digests import digested
+from kvaudit.engines.server.jsons import value_in, with_texts
 from kvaudit.engines.server.keys import sought, without
 from kvaudit.engines.server.options import ServerOptions
 from kvaudit.engines.server.presets import PRESETS, Call, Preset
-from kvaudit.engines.server.refusals import refused, waiting
-from kvaudit.engines.server.sending import AttemptError, Connection
+from kvaudit.engines.server.refusals import is_busy, refused
+from kvaudit.engines.server.replies import AttemptError
+from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import EngineError
 from kvaudit.proxy.credentials import is_credential_name
 
 _PAUSE = 0.25
-_BRIEFLY = 5.0
-"""Seconds for a server that does not say why it failed: as long as one may stumble."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_WORD = re.compile(r"[^\s'\"`=:,;@&?/\\]+")
+_PLAIN = re.compile(r"-*[a-z]+(?:-[a-z]+)*")
+"""Words of a command, such as `docker`, that its errors may repeat."""
 
 
 @dataclass(slots=True)
@@ -44,10 +51,10 @@ class Resetter:
         return self.options.reset_command is None
 
     def described(self) -> str:
-        """What is done, for the manifest: nothing secret is in it that the user did not write."""
+        """What is done, for the manifest."""
         if self.options.reset_command is not None:
-            return f"command: {self.options.reset_command}"
-        calls = ", ".join(f"{call.method} {self._url(call)}" for call in self._calls())
+            return f"command ({digested(self.options.reset_command)})"
+        calls = ", ".join(f"{call.method} {self._shown(self._url(call))}" for call in self._calls())
         return f"{self.options.reset}: {calls}" if self.options.reset else calls
 
     def run(self) -> None:
@@ -89,22 +96,21 @@ class Resetter:
             yield url.replace("{slot}", str(slot.get("id") if isinstance(slot, dict) else slot))
 
     def _until_done(self, method: str, url: str) -> None:
-        began = time.monotonic()
+        until = time.monotonic() + self.options.patience
         while True:
-            left = max(_PAUSE, began + self.options.patience - time.monotonic())
+            left = max(_PAUSE, until - time.monotonic())
             status, text = self._answered(method, url, left)
             refusal = refused(status, text)
             if refusal is None:
                 return
-            told, hope = self._told(refusal), waiting(status, text, self._preset.busy if self._preset else ())
-            if hope == "helps" and time.monotonic() >= began + self.options.patience:
+            told = f"{method} {self._shown(url)} answers {self._told(refusal)}"
+            if not is_busy(status, text, self._preset.busy if self._preset else ()):
+                raise EngineError(f"the cache cannot be emptied: {told}", self._hint())
+            if time.monotonic() >= until:
                 raise EngineError(
-                    f"the cache was not emptied within {self.options.patience:g} s: {method} {url} answers {told}",
+                    f"the cache was not emptied within {self.options.patience:g} s: {told}",
                     "a server resets only while nobody uses it; --patience waits longer",
                 )
-            brief = min(_BRIEFLY, self.options.patience)
-            if hope == "is vain" or (hope == "may help" and time.monotonic() >= began + brief):
-                raise EngineError(f"the cache cannot be emptied: {method} {url} answers {told}", self._hint())
             self.pause(_PAUSE)
 
     def _answered(self, method: str, url: str, seconds: float) -> tuple[int, str]:
@@ -112,7 +118,17 @@ class Resetter:
             return self.connection.call(method, expandvars(url), _expanded(self.options.reset_body), seconds)
         except AttemptError as error:
             hint = "--patience waits longer" if error.kind == "slow" else self._hint()
-            raise EngineError(f"the cache cannot be emptied: {method} {url}: {self._told(error.told)}", hint) from error
+            told = f"{method} {self._shown(url)}: {self._told(error.told)}"
+            raise EngineError(f"the cache cannot be emptied: {told}", hint) from error
+        except httpx.InvalidURL:
+            raise EngineError(
+                f"the cache cannot be emptied: {method} {self._shown(url)} is no address with its variables put in",
+                "see that they hold no line break and no other sign that an address cannot",
+            ) from None
+
+    def _shown(self, url: str) -> str:
+        """A preset's query is no secret."""
+        return url if self.options.reset else digested(url)
 
     @property
     def _preset(self) -> Preset | None:
@@ -122,11 +138,24 @@ class Resetter:
         return self._preset.hint if self._preset else None
 
     def _told(self, text: str) -> str:
-        """What was said, without the variables that the user names, and those that are named like keys."""
+        """What was said, without what the user wrote, the variables named there, and those that are named like keys."""
         given = (self.options.reset_url, self.options.reset_body, self.options.reset_command)
         named = {braced or plain for part in given for braced, plain in _VARIABLE.findall(part or "")}
-        values = (value for name, value in os.environ.items() if name in named or is_credential_name(name))
-        return self.connection.cleaned(without(text, sought(values, in_errors=True)))
+        values = [value for name, value in os.environ.items() if name in named or is_credential_name(name)]
+        return self.connection.cleaned(without(text, sought([*values, *self._written()], in_errors=True)))
+
+    def _written(self) -> Iterator[str]:
+        """What may be a key in what the user wrote."""
+        if url := self.options.reset_url:
+            parts = urlsplit(url)
+            yield from (url, parts.query, *(value for _, value in parse_qsl(parts.query)))
+            yield from (unquote(part) for part in (parts.username, parts.password) if part)
+        if body := self.options.reset_body:
+            yield from (body, _expanded(body), *(value for _, value in parse_qsl(body)))
+            yield from _texts(value_in(body))
+        if command := self.options.reset_command:
+            yield command
+            yield from (word for word in _WORD.findall(command) if not _PLAIN.fullmatch(word))
 
     def _command(self, command: str) -> None:
         """A shell's command, so that it can name keys as variables; then until the server takes requests.
@@ -138,10 +167,10 @@ class Resetter:
                 code = subprocess.run(
                     command, shell=True, stdout=output, stderr=subprocess.STDOUT, timeout=self.options.patience
                 ).returncode
-            except subprocess.TimeoutExpired as error:
+            except subprocess.TimeoutExpired:
                 raise EngineError(
                     f"the reset's command was not done within {self.options.patience:g} s", "--patience waits longer"
-                ) from error
+                ) from None
             output.seek(0)
             last = output.read().decode(errors="replace").strip().rpartition("\n")[2] if code else ""
         if code:
@@ -167,6 +196,18 @@ class Resetter:
                     "see its log; --patience waits longer",
                 )
             self.pause(_PAUSE)
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in a value, however deep."""
+    found: list[str] = []
+
+    def seen(text: str) -> str:
+        found.append(text)
+        return text
+
+    with_texts([value], seen)
+    return found
 
 
 def _expanded(body: str) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvaudit.engines.server.sending import AttemptError, Failing, Reply
+from kvaudit.engines.server.replies import AttemptError, Failing, Reply
 from kvaudit.errors import EngineError
 
 _AGAIN: frozenset[Failing] = frozenset({"lost", "slow", "busy", "broken"})

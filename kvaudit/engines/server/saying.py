@@ -5,16 +5,17 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from kvaudit.engines.server.jsons import object_in
 from kvaudit.proxy.answers import error_in
 
-_PAGE = re.compile(
-    r"[\s\ufeff]*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body|title)\b", re.I | re.S
-)
-_TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.I | re.S)
-_UNSEEN = re.compile(r"<(script|style)\b.*?</\1\s*>|<[^>]*>", re.I | re.S)
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
+_PAGE = re.compile(r"[\s\ufeff]*(?:<\?xml[^>]*>\s*)?<(?:!doctype\s+html|html|head|body|title)\b", re.I)
+_TITLE = re.compile(r"<title\b[^<>]*>([^<]*)", re.I)
+_UNSEEN = re.compile(r"<(script|style)\b.*?(?:</\1[^<>]*>?|\Z)|<[^<>]*>", re.I | re.S)
+"""Each reads a text once, whatever stands in it: what is not closed goes to the end, and no tag has another in it."""
 _SHOWN = 80
 _READ = 1 << 16
 """Characters of a page that are looked at."""
@@ -33,7 +34,7 @@ _SECURE_ALERT = r"\x15\x03"
 
 def page_in(text: str) -> str | None:
     """`a web page, 'Sign in'`: with its title, or its first words; None for what is no page."""
-    text = text[:_READ]
+    text = _COMMENT.sub("", text[:_READ])
     if not _PAGE.match(text):
         return None
     title = _TITLE.search(text)
@@ -42,12 +43,18 @@ def page_in(text: str) -> str | None:
     return f"a web page, {words[:_SHOWN]!r}" if words else "a web page"
 
 
+def error_in_place(event: Mapping[str, Any], *, whole: bool) -> str | None:
+    """What a bare `{"message": ..., "code": ...}` says that came in place of an answer, or of a part of it."""
+    told = event.get("message")
+    return told if "choices" not in event and (whole or "code" in event) and isinstance(told, str) else None
+
+
 def told_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
     """What an answer that is none says: where a redirect leads, the error in a body, or the body."""
     if 300 <= status < 400:
         return f"it sends on to {_address(headers.get('location', ''))}"
     body = object_in(content)
-    return error_in(body) or str(body.get("detail") or "") or content.decode(errors="replace")
+    return error_in(body) or str(body.get("detail") or body.get("message") or "") or content.decode(errors="replace")
 
 
 def _address(location: str) -> str:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import orjson
 
 from kvaudit.engines.server.asking import most_tokens
-from kvaudit.engines.server.endings import Endings
+from kvaudit.engines.server.claims import Endings
 from kvaudit.engines.server.flows import Clock, Flow
 from kvaudit.engines.server.jsons import as_object, parsed, value_in, with_texts
 from kvaudit.engines.server.keys import sought, without
+from kvaudit.engines.server.replies import AttemptError, Failing, Reply
 from kvaudit.engines.server.saying import page_in, told_in, with_scheme
 from kvaudit.errors import EngineError
-from kvaudit.proxy.answers import Answer, ChatAnswer, CompletionAnswer
+from kvaudit.proxy.answers import ChatAnswer, CompletionAnswer
 from kvaudit.proxy.streams import ServerSentEvents
-
-Failing = Literal["gone", "lost", "slow", "busy", "broken", "refused"]
-"""`gone`: nobody takes connections. `lost`: the connection broke before the answer was whole. `slow`: nothing came in
-time. `busy`: 429 or 503. `broken`: another 5xx, or an error in place of an answer. `refused`: another status."""
 
 _CONNECT_SECONDS = 10.0
 _IDLE_SECONDS = 2.0
@@ -30,63 +27,10 @@ _IDLE_SECONDS = 2.0
 _SHOWN = 500
 """Characters of what a server says that stand in an error."""
 _EVENT_STREAM = "text/event-stream"
-_END = b"[DONE]"
+_END, _ERROR = b"[DONE]", b"error"
+"""The data that ends a stream, and the name of an event that says what went wrong."""
 _GIVEN_UP = frozenset({"abort", "error"})
 """Finish reasons of vLLM and SGLang for an answer that is not whole."""
-
-
-class AttemptError(Exception):
-    """One attempt failed. `status` is the answer's, None where there was none; `wait`: seconds that it asks for; `url`:
-    the server's that was asked a question.
-    """
-
-    def __init__(self, kind: Failing, told: str, status: int | None = None, wait: float | None = None) -> None:
-        super().__init__(told)
-        self.kind, self.told, self.status, self.wait = kind, told, status, wait
-        self.url: str | None = None
-
-
-@dataclass(slots=True)
-class Reply:
-    """What a server answered. Times in milliseconds from when the request was sent; `ttft_ms` to the first content.
-
-    `ended`: the stream has told its end, or the body was whole. `is_counted`: usage came behind all content.
-    """
-
-    answer: Answer
-    token_ids: list[int] = field(default_factory=list)
-    timings: Mapping[str, Any] = field(default_factory=dict)
-    fingerprint: str | None = None
-    ended: bool = False
-    is_counted: bool = False
-    pieces: int = 0
-    ttft_ms: float | None = None
-    total_ms: float = 0.0
-
-    def take(self, event: Mapping[str, Any], *, whole: bool = False) -> bool:
-        """One event of a stream, or a whole body; whether it brought something of the answer."""
-        if isinstance(event.get("timings"), dict):
-            self.timings = event["timings"]
-        if isinstance(event.get("system_fingerprint"), str):
-            self.fingerprint = event["system_fingerprint"]
-        known, choices = len(self.token_ids), event.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            ids = choice.get("token_ids") if isinstance(choice, dict) else None
-            if isinstance(ids, list) and all(type(token) is int for token in ids):
-                self.token_ids += ids
-        if whole:
-            self.answer.set_whole(event)
-            self.ended = self.is_counted = True
-            return True
-        told = self.answer.add_event(event) or len(self.token_ids) > known
-        self.pieces += told
-        self.is_counted = bool(event.get("usage")) or (self.is_counted and not told)
-        return told
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens it has at least."""
-        return max(self.answer.counts()["completion_tokens"] or 0, len(self.token_ids), self.pieces)
 
 
 class Connection:
@@ -173,7 +117,7 @@ class Connection:
         try:
             limit = most_tokens(body)
             self._take_answer(f"{self.base_url}{path}", body, reply, Flow(limit, self._timeout))
-            self._check_whole(reply, body, limit)
+            self._check_whole(reply, limit)
         except AttemptError as error:
             error.url = self.base_url
             raise
@@ -194,31 +138,38 @@ class Connection:
             reply.total_ms = reply.total_ms or clock.milliseconds()
 
     def _take_events(self, response: httpx.Response, reply: Reply, flow: Flow, clock: Clock) -> None:
-        """What comes behind the end, or that nothing comes there, does not matter."""
+        """What comes behind the end, or that nothing comes there, does not matter.
+
+        Where nothing but its finish reason tells it, the answer took until its latest content came.
+        """
         splitter = ServerSentEvents()
         try:
             for chunk in response.iter_bytes():
                 if reply.ended:
                     return
                 for data in splitter.feed(chunk):
-                    self._take_event(data, reply, flow, clock)
+                    self._take_event(splitter.name, data, reply, flow, clock)
                 flow.take(chunk)
                 if flow.is_silent and reply.answer.finished:
                     break
                 self._check_flow(flow)
         except httpx.HTTPError:
-            if not reply.ended:
+            if not (reply.ended or reply.answer.finished):
                 raise
         for data in splitter.finish():
-            self._take_event(data, reply, flow, clock)
+            self._take_event(splitter.name, data, reply, flow, clock)
+        if not reply.ended:
+            reply.total_ms = clock.milliseconds(flow.latest)
 
-    def _take_event(self, data: bytes, reply: Reply, flow: Flow, clock: Clock) -> None:
+    def _take_event(self, name: bytes, data: bytes, reply: Reply, flow: Flow, clock: Clock) -> None:
         if data.strip() == _END:
             reply.ended = True
             reply.total_ms = clock.milliseconds()
+        elif name == _ERROR:
+            reply.answer.error = reply.answer.error or told_in(200, {}, data) or "an error without words"
         elif reply.take(self._parsed(data)):
             flow.told()
-            reply.ttft_ms = clock.milliseconds() if reply.ttft_ms is None else reply.ttft_ms
+            reply.ttft_ms = clock.milliseconds(flow.latest) if reply.ttft_ms is None else reply.ttft_ms
 
     def _check_flow(self, flow: Flow) -> None:
         if flow.is_endless:
@@ -229,7 +180,7 @@ class Connection:
         if flow.is_silent:
             raise AttemptError("slow", "nothing came within the time limit")
 
-    def _check_whole(self, reply: Reply, body: bytes, limit: int | None) -> None:
+    def _check_whole(self, reply: Reply, limit: int | None) -> None:
         answer = reply.answer
         if answer.error:
             raise AttemptError("broken", self.cleaned(answer.error), 200)
@@ -237,7 +188,7 @@ class Connection:
             raise AttemptError("lost", "the answer broke off before its end")
         if any(choice.finish_reason in _GIVEN_UP for choice in answer.choices.values()):
             raise AttemptError("broken", "the server gave the answer up", 200)
-        if doubt := self._endings.doubt(reply, body, limit):
+        if doubt := self._endings.doubt(reply, limit):
             raise AttemptError("lost", doubt)
 
     def _parsed(self, data: bytes) -> Mapping[str, Any]:
@@ -257,8 +208,23 @@ class Connection:
         same = (own.scheme, own.host, own.port) == (to.scheme, to.host, to.port)
         return {"authorization": f"Bearer {self._key}"} if self._key and same else {}
 
-    def _failures(self, url: str) -> _Failures:
-        return _Failures(self, url)
+    @contextmanager
+    def _failures(self, url: str) -> Iterator[None]:
+        """Turns what httpx raises into AttemptError."""
+
+        def said(error: Exception) -> str:
+            return self.cleaned(with_scheme(url, str(error))) or type(error).__name__
+
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise AttemptError("gone", f"no connection: {said(error)}") from error
+        except httpx.TimeoutException as error:
+            raise AttemptError("slow", "nothing came within the time limit") from error
+        except orjson.JSONDecodeError as error:
+            raise AttemptError("broken", f"the answer is no JSON: {said(error)}", 200) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise AttemptError("lost", f"the connection broke: {said(error)}") from error
 
     def _rejected(self, response: httpx.Response, content: bytes) -> AttemptError:
         status = response.status_code
@@ -266,28 +232,6 @@ class Connection:
         said = f"status {status}" + (f": {self.cleaned(told)}" if told.strip() else "")
         kind: Failing = "busy" if status in (429, 503) else "broken" if status >= 500 else "refused"
         return AttemptError(kind, said, status, _seconds(response.headers.get("retry-after", "")))
-
-
-class _Failures:
-    """Turns what httpx raises into AttemptError."""
-
-    def __init__(self, connection: Connection, url: str) -> None:
-        self._connection, self._url = connection, url
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, httpx.HTTPError | httpx.InvalidURL | orjson.JSONDecodeError):
-            return
-        said = self._connection.cleaned(with_scheme(self._url, str(error))) or type(error).__name__
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            raise AttemptError("gone", f"no connection: {said}") from error
-        if isinstance(error, httpx.TimeoutException):
-            raise AttemptError("slow", "nothing came within the time limit") from error
-        if isinstance(error, orjson.JSONDecodeError):
-            raise AttemptError("broken", f"the answer is no JSON: {said}", 200) from error
-        raise AttemptError("lost", f"the connection broke: {said}") from error
 
 
 def _read(response: httpx.Response, flow: Flow) -> bytes:

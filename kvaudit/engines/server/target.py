@@ -9,8 +9,9 @@ from kvaudit.engines.server.asking import Manner
 from kvaudit.engines.server.claims import Claims, answer_text
 from kvaudit.engines.server.counters import Counter
 from kvaudit.engines.server.identity import Identity, read_identity
+from kvaudit.engines.server.replies import AttemptError, Reply
 from kvaudit.engines.server.retrying import Retries
-from kvaudit.engines.server.sending import AttemptError, Connection, Reply
+from kvaudit.engines.server.sending import Connection
 from kvaudit.errors import EngineError
 from kvaudit.proxy.answers import Choice
 from kvaudit.records import Sampling, Wording
