@@ -1,5 +1,6 @@
 """The audit through HTTP against the truth: the faults that can be planted in a server, and what each must come to."""
 
+import sys
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -238,6 +239,26 @@ def test_every_arm_begins_with_an_emptied_cache_and_the_probe_is_no_history(tmp_
     assert all(row["attempts"] == 1 for row in rows)
     assert any(row["reused_tokens"] for row in rows)
     assert {row["reusable_tokens"] for row in rows} == {None}
+
+
+def test_what_begins_every_prompt_is_no_history(tmp_path):
+    """A trace that shares nothing, behind a template whose head is cached."""
+    requests = [Request(f"r{n}", n, (segment("query", f"{n} is asked of by nobody else"),)) for n in range(4)]
+    with faulty_server("none", head=20) as server:
+        audit = audited(tmp_path / "run", Trace(tuple(requests), "d", "own.jsonl"), settings_for(server))
+    assert {reason.code for reason in audit.findings[0].reasons} == {"nothing-reused"}
+
+
+def test_a_server_that_is_started_anew_for_every_arm_is_known_as_one(tmp_path):
+    with faulty_server("position") as server:
+        url = server.url.replace("/v1", "/reset_prefix_cache")
+        command = f"{sys.executable} -c \"import urllib.request as u; u.urlopen(u.Request('{url}', method='POST'))\""
+        settings = settings_for(server, reset_command=command)
+        del settings.options["reset"]
+        audit = audited(tmp_path / "run", rolling_trace(4, window=3), settings)
+    assert audit.manifest["engine"]["restarted"] is True
+    assert "noise-possible" in {reason.code for reason in audit.findings[0].reasons}
+    assert audit.findings[0].chance_of_reproducing == pytest.approx(1 / 15)
 
 
 def two(request):

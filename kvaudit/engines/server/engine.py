@@ -59,7 +59,6 @@ class ServerEngine:
     ) -> None:
         self._target, self._probe, self._resetter, self._full_prefill = target, probe, resetter, full_prefill
         self._concurrency = concurrency
-        self._frame_left = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -85,6 +84,7 @@ class ServerEngine:
             "restarts_seen_by": "/metrics" if target.counter.watch.sees_restarts else "lost connections alone",
             "fields_left_out": list(target.manner.left_out) or None,
             "concurrency": self._concurrency,
+            "restarted": None if self._resetter.is_cheap else True,
             "processor": None,
         }
 
@@ -113,8 +113,7 @@ class ServerEngine:
     def reset(self) -> CacheState:
         """Empty the cache, and look whether a prompt that was in it still is.
 
-        Where that is cheap the cache is emptied once more afterwards: the probe is not part of the history. What begins
-        every prompt the next one may find anyway: the probe left it there, or a server that warms up.
+        Where that is cheap the cache is emptied once more afterwards: the probe is not part of the history.
         """
         self._target.counter.watch.begin()
         self._check_identity()
@@ -124,7 +123,6 @@ class ServerEngine:
         cached = self._probe.is_cached()
         if self._resetter.is_cheap and cached is not True:
             self._resetter.run()
-        self._frame_left = self._probe.frame or 0
         self._check_identity()
         return CacheState(None if cached is None else int(cached), None)
 
@@ -146,9 +144,10 @@ class ServerEngine:
         return replace(served, ttft_ms=None) if full.by == "url" else served
 
     def _reused(self, answered: Answered) -> int | None:
-        """What was cached of the audit's history: nothing where a first request got what begins every prompt."""
-        frame, self._frame_left = self._frame_left, 0
-        return 0 if answered.cached is not None and answered.cached <= frame else answered.cached
+        """What was cached of the audit's history: not what begins every prompt, which the probe or a server that warms
+        up left there, and which is the same whatever came before."""
+        cached = answered.cached
+        return 0 if cached is not None and cached <= (self._probe.frame or 0) else cached
 
     def _check_api(self, wording: Wording) -> None:
         if wording.messages and self._target.manner.api == "completions":
