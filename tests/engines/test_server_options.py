@@ -63,6 +63,10 @@ def test_a_second_url_is_the_reference():
         ({"reset_body": "{}"}, "--reset-body says how --reset-url is called, and --reset calls by itself"),
         ({"reset_method": "GET"}, "--reset-method says how --reset-url is called, and --reset calls by itself"),
         ({"reset": "", "reset_command": "true", "reset_method": "GET"}, "and --reset-command calls by itself"),
+        (
+            {"reset": "", "reset_url": "http://b/${KVAUDIT_NOT_SET}"},
+            "--reset-url names $KVAUDIT_NOT_SET, which is not set",
+        ),
         ({"reset": "lmcache", "reset_url": "http://b", "reset_body": "{}"}, "--reset-body says how"),
         ({"reset": "lmcache", "reset_url": "http://b?x=1"}, "--reset-url has more than a path"),
         ({"other_key_env": "OTHER"}, "--other-key-env is the key of another server, and there is none"),

@@ -17,6 +17,7 @@ from kvaudit.errors import UsageError
 Api = Literal["auto", "chat", "completions"]
 ReferenceBy = Literal["auto", "url", "salt", "reset"]
 
+VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 KEY_VARIABLE = "KVAUDIT_API_KEY"
 OTHER_KEY_VARIABLE = "KVAUDIT_OTHER_API_KEY"
 OPTIONS: Mapping[str, str] = {
@@ -130,6 +131,14 @@ def _check_reset(values: Mapping[str, str], given: Mapping[str, str]) -> None:
     for name in ("reset-method", "reset-body"):
         if given.get(name) and ways != ["--reset-url"]:
             raise UsageError(f"--{name} says how --reset-url is called, and {ways[0]} calls by itself", "leave it out")
+    for variable in variables_in(values["reset-url"]):
+        if variable not in os.environ:
+            raise UsageError(f"--reset-url names ${variable}, which is not set", "export it into the environment")
+
+
+def variables_in(text: str) -> list[str]:
+    """The environment variables that a text names."""
+    return [braced or plain for braced, plain in VARIABLE.findall(text)]
 
 
 def server_url(name: str, text: str, *, whole: bool = False) -> str:

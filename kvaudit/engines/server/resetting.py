@@ -23,7 +23,7 @@ import httpx
 from kvaudit.digests import digested
 from kvaudit.engines.server.jsons import value_in, with_texts
 from kvaudit.engines.server.keys import sought, without
-from kvaudit.engines.server.options import ServerOptions
+from kvaudit.engines.server.options import VARIABLE, ServerOptions, variables_in
 from kvaudit.engines.server.presets import PRESETS, Call, Preset
 from kvaudit.engines.server.refusals import is_busy, refused
 from kvaudit.engines.server.replies import AttemptError
@@ -32,7 +32,6 @@ from kvaudit.errors import EngineError
 from kvaudit.proxy.credentials import is_credential_name
 
 _PAUSE = 0.25
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _WORD = re.compile(r"[^\s'\"`=:,;@&?/\\]+")
 _PLAIN = re.compile(r"-*[a-z]+(?:-[a-z]+)*")
 """Words of a command, such as `docker`, that its errors may repeat."""
@@ -140,7 +139,7 @@ class Resetter:
     def _told(self, text: str) -> str:
         """What was said, without what the user wrote, the variables named there, and those that are named like keys."""
         given = (self.options.reset_url, self.options.reset_body, self.options.reset_command)
-        named = {braced or plain for part in given for braced, plain in _VARIABLE.findall(part or "")}
+        named = {name for part in given for name in variables_in(part or "")}
         values = [value for name, value in os.environ.items() if name in named or is_credential_name(name)]
         return self.connection.cleaned(without(text, sought([*values, *self._written()], in_errors=True)))
 
@@ -219,4 +218,4 @@ def _expanded(body: str) -> str:
         value = os.environ.get(match[1] or match[2])
         return match[0] if value is None else json.dumps(value)[1:-1]
 
-    return _VARIABLE.sub(written, body)
+    return VARIABLE.sub(written, body)
