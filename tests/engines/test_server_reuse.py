@@ -59,10 +59,11 @@ def test_what_begins_every_prompt_is_no_leftover_behind_a_command(opened, warms_
 
 @pytest.mark.parametrize("options", [{"reset": "vllm"}, None])
 @pytest.mark.parametrize("head", [0, HEAD, 1_000, 3_500])
-def test_a_reset_that_clears_nothing_is_seen_whatever_begins_every_prompt(opened, head, options):
+def test_a_reset_that_clears_nothing_is_seen_whatever_begins_every_prompt(opened, head, options, capsys):
     with faulty_server("hidden-stale-cache", head=head) as server:
         engine = opened(server, **(options or by_command(server)))
         assert [engine.reset().entries for _ in range(2)] == [1, 1]
+    assert capsys.readouterr().err.count("still cached after the cache was emptied") == 1
 
 
 def test_what_a_first_prompt_shares_beyond_that_is_told(opened):

@@ -12,6 +12,7 @@ from kvaudit.engines.server.probing import Probe
 from kvaudit.engines.server.resetting import Resetter
 from kvaudit.engines.server.target import Answered, Target
 from kvaudit.errors import EngineError, UsageError
+from kvaudit.models.fetch import announce
 from kvaudit.policies import Policy
 from kvaudit.records import CacheState, Part, Prompt, Reference, Sampling, Served, Wording
 
@@ -59,6 +60,7 @@ class ServerEngine:
     ) -> None:
         self._target, self._probe, self._resetter, self._full_prefill = target, probe, resetter, full_prefill
         self._concurrency = concurrency
+        self._told_of_leftovers = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -121,6 +123,9 @@ class ServerEngine:
         self._resetter.run()
         self._target.counter.watch.begin()
         cached = self._probe.is_cached()
+        if cached and not self._told_of_leftovers:
+            announce("a prompt was still cached after the cache was emptied: the audit will be inconclusive")
+            self._told_of_leftovers = True
         if self._resetter.is_cheap and cached is not True:
             self._resetter.run()
         self._check_identity()
