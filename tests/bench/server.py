@@ -41,7 +41,7 @@ def event(choices, **more):
     return b"%x\\r\\n%b\\r\\n" % (len(data), data)
 HEAD = b"HTTP/1.1 200 OK\\r\\ncontent-type: text/event-stream\\r\\ntransfer-encoding: chunked\\r\\n\\r\\n"
 TOKEN = event([{"index": 0, "text": "token "}])
-USAGE = {"prompt_tokens": 100, "completion_tokens": 16, "prompt_tokens_details": {"cached_tokens": 64}}
+USAGE = {"prompt_tokens": 100, "completion_tokens": 16, "prompt_tokens_details": {"cached_tokens": 0}}
 LAST = event([{"index": 0, "text": "", "finish_reason": "length"}]) + event([], usage=USAGE)
 END = b"e\\r\\ndata: [DONE]\\n\\n\\r\\n0\\r\\n\\r\\n"
 async def answer(reader, writer):
