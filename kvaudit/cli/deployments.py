@@ -105,7 +105,7 @@ def _deployment_lines(targets: Sequence[Target], found: Outcome) -> Iterator[str
 def _outcome_lines(found: Outcome) -> Iterator[str]:
     if found.answered < found.requests:
         refused = found.requests - found.answered
-        yield f"{refused:,} of {found.requests:,} requests were refused by both, and are not compared."
+        yield f"{refused:,} of {found.requests:,} requests were answered by neither, and are not compared."
     if found.empty:
         yield f"{found.empty:,} of {found.answered:,} answers are empty, and are not compared."
     if noisy := found.answered - found.empty - found.steady:
@@ -118,7 +118,7 @@ def _outcome_lines(found: Outcome) -> Iterator[str]:
         f"{percent(found.share.value)} (95 % interval {interval(found.share)} %)."
     )
     if found.changed:
-        alone = f" One of the deployments refuses {found.refused:,} of them." if found.refused else ""
+        alone = f" One of the deployments does not answer {found.refused:,} of them." if found.refused else ""
         yield f"Changed: {names(found.changed)}.{alone}"
     if found.change == "inconclusive":
         yield (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from byte_tokenizers import byte_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_chat_folder import STRIPPING, byte_tokenizer
+from tiny_chat_folder import STRIPPING
 
 from kvaudit.models.tokenizer import ModelTokenizer
 from kvaudit.prompts import Prompts
@@ -14,7 +15,7 @@ from kvaudit.traces.segments import make_segment
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KEEPING = STRIPPING.replace(" | trim", "")
-TOKENIZERS = {template: ModelTokenizer(byte_tokenizer(template)) for template in (STRIPPING, KEEPING)}
+TOKENIZERS = {template: ModelTokenizer(byte_tokenizer(template, merges=2)) for template in (STRIPPING, KEEPING)}
 TEXT = st.text(st.sampled_from("ab \nthé😀"), max_size=8)
 
 

@@ -1,13 +1,4 @@
-"""A fake engine with faults that can be planted, so that an audit's verdict can be held against the truth.
-
-It has a small chunk cache with real hits, evictions and a ledger; policies choose from it as from any other. Answers
-are a hash of the prompt, and, with a fault, of the very thing that the fault lets in. A call that an audit has no
-reason to make raises.
-
-Options (`--option NAME=VALUE`): `fault` (below), `only-policy` (the fault acts under this policy alone), `at` (the
-request id at which `crash` strikes), `delay-ms` (time that a serve takes), `context` (the longest prompt and answer),
-`figures=none` (report neither times nor what is in the cache, as a bare server would).
-"""
+"""The engine: a chunk cache with a ledger, and the faults."""
 
 from __future__ import annotations
 
@@ -21,16 +12,14 @@ from hashlib import sha256
 import numpy as np
 
 from kvaudit.engines import Capabilities, EngineSettings
-from kvaudit.errors import EngineError, UsageError
+from kvaudit.engines.scripted.signals import OFFERED, Signals
+from kvaudit.engines.scripted.tokenizer import BOS, VOCABULARY, ByteTokenizer
+from kvaudit.errors import UsageError
 from kvaudit.policies import (
     BudgetContext,
-    Floats,
-    Need,
     Policy,
-    Positions,
     SegmentView,
     SelectionContext,
-    WrittenAttention,
     checked_budget,
     checked_selection,
 )
@@ -65,30 +54,8 @@ FAULTS: Mapping[str, str] = {
     "crash": "the engine fails at the request named by `at`",
 }
 _OPTIONS = frozenset({"fault", "only-policy", "at", "delay-ms", "context", "figures"})
-_BOS = 256
 _BYTES_A_TOKEN = 1024
 _LAYER = 1
-_PRECISION = float(np.finfo(np.float32).eps)
-_SIGNALS: frozenset[Need] = frozenset({"deviation", "key-deviation", "value-deviation", "query-attention"})
-
-
-class ByteTokenizer:
-    """Token ids are UTF-8 bytes, after a begin token."""
-
-    digest = sha256(b"utf-8 bytes, 256 begins").hexdigest()
-    leading_ids = (_BOS,)
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(token for token in token_ids if token != _BOS).decode(errors="replace")
-
-    def chat(self, messages: Sequence[tuple[str, str]]) -> list[tuple[int | None, str]]:
-        pieces: list[tuple[int | None, str]] = []
-        for index, (role, content) in enumerate(messages):
-            pieces += [(None, f"<{role}>"), (index, content)]
-        return [*pieces, (None, "<assistant>")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +86,7 @@ class ScriptedEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(policies=True, max_prompt_tokens=self._context, vocabulary_size=_BOS + 1, signals=_SIGNALS)
+        return Capabilities(policies=True, max_prompt_tokens=self._context, vocabulary_size=VOCABULARY, signals=OFFERED)
 
     @property
     def tokenizer(self) -> ByteTokenizer:
@@ -183,7 +150,7 @@ class ScriptedEngine:
         if reference is not None:
             differs = ids != tuple(reference.generated_ids)
             return replace(timed, kl=float(differs), reference_logprob=-0.1 * len(ids), margin=2.0)
-        own = Reference(ids, [(token, _BOS) for token in ids], [(-0.1, -3.0) for _ in ids])
+        own = Reference(ids, [(token, BOS) for token in ids], [(-0.1, -3.0) for _ in ids])
         return replace(timed, reference=own) if shown else timed
 
     def _ttft(self, prompt: Prompt, saved_tokens: int = 0) -> float:
@@ -271,7 +238,7 @@ class ScriptedEngine:
         deviation = (1 + (token_ids[positions] * 31 + positions * 17) % 97).astype(np.float32)
         if self._fault == "rounding":
             off = np.random.default_rng([len(self._served or ()), len(positions)]).integers(-2, 3, len(positions))
-            deviation = (1 + off * _PRECISION).astype(np.float32)
+            deviation = (1 + off * Signals.precision).astype(np.float32)
         seed = int.from_bytes(sha256(request_id.encode()).digest()[:8], "little")
         segments = [
             SegmentView(part.kind, part.content_id, part.start, part.end, i in hits)
@@ -289,7 +256,7 @@ class ScriptedEngine:
             segments=segments,
             rng=np.random.default_rng([self._settings.seed, seed]),
             needs=policy.needs,
-            signals=_Signals(deviation),
+            signals=Signals(deviation),
         )
 
     def _write_back(
@@ -344,43 +311,6 @@ class ScriptedEngine:
     def _expect(self, condition: bool, otherwise: str) -> None:
         if not condition:
             raise RuntimeError(f"unexpected call: {otherwise}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Signals:
-    """Deviation that follows from token ids and positions, and nothing else."""
-
-    values: Floats
-
-    def deviation(self) -> Floats:
-        return self.values
-
-    def key_deviation(self, layer: int) -> Floats:
-        return self.values
-
-    def value_deviation(self, layer: int) -> Floats:
-        return self.values
-
-    def query_attention(self, layer: int) -> Floats:
-        return self.values[None] / np.float32(max(1.0, float(self.values.sum())))
-
-    def auxiliary_attention(self) -> Floats:
-        raise _not_there("auxiliary model")
-
-    def written_attention(self) -> WrittenAttention:
-        raise _not_there("saved attention")
-
-    precision = _PRECISION
-
-    def norms(self, need: Need, layer: int) -> Floats:
-        return np.ones_like(self.values)
-
-    def output_kl(self, positions: Positions) -> float:
-        raise _not_there("output distribution")
-
-
-def _not_there(what: str) -> EngineError:
-    return EngineError(f"engine 'scripted' has no {what}", "take the embedded engine")
 
 
 def open_engine(settings: EngineSettings) -> ScriptedEngine:
