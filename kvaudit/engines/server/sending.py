@@ -145,10 +145,10 @@ class Connection:
         splitter = ServerSentEvents()
         try:
             for chunk in response.iter_bytes():
-                if reply.ended:
-                    return
                 for data in splitter.feed(chunk):
                     self._take_event(splitter.name, data, reply, flow, clock)
+                if reply.ended:
+                    return
                 flow.take(chunk)
                 if flow.is_silent and reply.answer.finished:
                     break
